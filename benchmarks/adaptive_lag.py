@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares an adaptive lag bound with every fixed bound, for several patterns of lateness."""
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point, parse_point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_ranks
+from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "the bound 'auto' against every fixed bound, under several kinds of lateness"
 
@@ -53,7 +54,7 @@ def measure_ranks(options: argparse.Namespace, ranks: int) -> list[Point]:
     """One point for each pattern and bound: medians over rounds."""
     settings = {
         "patterns": options.patterns,
-        "bounds": [*range(options.limit + 1), "auto"],
+        "max_lags": [*range(options.limit + 1), "auto"],
         "limit": options.limit,
         "steps": options.steps,
         "rounds": options.rounds,
@@ -99,21 +100,11 @@ def best_fixed(points: Iterable[Point]) -> float:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    combinations = dict.fromkeys((point.params["ranks"], point.params["pattern"]) for point in points)
-    return [
-        Panel(
-            title=f"{ranks} ranks, {pattern}",
-            points=[p for p in points if (p.params["ranks"], p.params["pattern"]) == (ranks, pattern)],
-            x=lambda point: float(point.extra["mean_lag"]),
-            x_label="mean bound",
-            label=lambda point: "auto" if point.params["lag"] == "auto" else "fixed",
-            y=lambda point: point.rate,
-            y_label="steps/s",
-            log_x=False,
-            log_y=False,
-        )
-        for ranks, pattern in combinations
-    ]
+    options = {"y": lambda point: point.rate, "y_label": "steps/s", "log_x": False, "log_y": False}
+    return split_panels(
+        points, "ranks", "pattern", title="{ranks} ranks, {pattern}", x=lambda point: float(point.extra["mean_lag"]),
+        x_label="mean bound", label=lambda point: "auto" if point.params["lag"] == "auto" else "fixed", **options,
+    )  # fmt: skip
 
 
 def format_points(points: Sequence[Point]) -> str:

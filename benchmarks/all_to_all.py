@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocking all-to-alls over sizes, as in figure 6a of the paper, against Open MPI in the same harness."""
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs, num_cores
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "all-to-all of 1 B to 256 MiB per rank against MPI_Alltoallv, even and skewed splits"
 

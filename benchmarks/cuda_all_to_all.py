@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares ``torch.distributed.all_to_all_single`` on GPUs over Headway and NCCL, in turns in the same processes."""
 
 from __future__ import annotations
@@ -7,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_exchanges import add_exchange_options, measure_exchanges
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
@@ -19,8 +20,8 @@ _HEADWAY = "headway"
 _NCCL = "nccl"
 #: Systems that exist only between GPUs of one host. The last one needs even splits and is off with ``--against none``.
 _OF_ONE_HOST = ("headway_empty", "headway_slots", "nccl_copy_engines")
-#: Transports between hosts, by their names in ``Options(engine=)``.
-WIRES = ("tcp", "shm")
+#: Transports between hosts, by their names in ``Options(transport=)``.
+TRANSPORTS = ("tcp", "shm")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--hosts", type=whole_number(1), default=1, metavar="N",
                         help="let the ranks of this host act as if they were on so many "
                              "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--wire", choices=WIRES,
+    parser.add_argument("--transport", choices=TRANSPORTS,
                         help="between these hosts: sockets, or shared memory for the messages of both systems "
-                             f"(default: {WIRES[0]})")  # fmt: skip
+                             f"(default: {TRANSPORTS[0]})")  # fmt: skip
     options = parser.parse_args(argv)
-    if options.hosts == 1 and options.wire is not None:
-        parser.error("--wire is between hosts: give --hosts too")
+    if options.hosts == 1 and options.transport is not None:
+        parser.error("--transport is between hosts: give --hosts too")
     return measure_and_report(
         "cuda_all_to_all", parser, options, measure=measure, format_points=format_points, panels=_panels
     )
@@ -53,7 +54,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         systems=systems,
         reference=_NCCL,
         hosts=options.hosts,
-        wire=options.wire or WIRES[0],
+        transport=options.transport or TRANSPORTS[0],
     )
 
 
@@ -84,18 +85,8 @@ def _describe(point: Point) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    combinations = dict.fromkeys((point.params["ranks"], point.params["split"]) for point in points)
-    return [
-        Panel(
-            title=f"CUDA, {ranks} ranks, {split}",
-            points=[
-                p for p in points if (p.params["ranks"], p.params["split"], p.params["wait"]) == (ranks, split, "last")
-            ],
-            x=lambda point: float(point.params["bytes_per_rank"]),
-            x_label="bytes per rank",
-        )
-        for ranks, split in combinations
-    ]
+    chosen = [point for point in points if point.params["wait"] == "last"]
+    return split_panels(chosen, "ranks", "split", title="CUDA, {ranks} ranks, {split}", x="bytes_per_rank")
 
 
 if __name__ == "__main__":

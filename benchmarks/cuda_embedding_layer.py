@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forward, backward and update of an embedding layer on a GPU: dynamic tables against FBGEMM's static tables.
 
 Both systems look up the same ids. FBGEMM's tables have one row per id from the start. The dynamic tables insert all ids
@@ -36,7 +37,7 @@ from benchmarks.harness.embedding_layers import (
 )
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.gpus import keep_busy
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 
@@ -254,12 +255,10 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(title=f"a layer's {part}", points=[point for point in points if point.params["part"] == part],
-              x=lambda point: point.params["rows"], x_label="rows of a table",
-              label=lambda point: f"{point.system}, {point.params['optimizer']}, {point.params['pooling']}")
-        for part in ("step", "forward")
-    ]  # fmt: skip
+    return split_panels(
+        points, "part", title="a layer's {part}", x="rows", x_label="rows of a table",
+        label=lambda point: f"{point.system}, {point.params['optimizer']}, {point.params['pooling']}",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

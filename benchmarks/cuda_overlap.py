@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slowdown of GPU work while exchanges run beside it: no exchange, bare copies, Headway, or NCCL.
 
 Bare copies are the driver's copies between devices, without any local copy and without waiting for peers. No exchange
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 
 from benchmarks.harness.arguments import make_parser, size, whole_number
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_rounds
+from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
@@ -96,15 +97,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"{work} beside exchanges",
-            points=[point for point in points if point.params["work"] == work],
-            x=lambda point: float(point.params["bytes_per_rank"]),
-            x_label="bytes per rank",
-        )
-        for work in dict.fromkeys(point.params["work"] for point in points)
-    ]
+    return split_panels(points, "work", title="{work} beside exchanges", x="bytes_per_rank")
 
 
 if __name__ == "__main__":

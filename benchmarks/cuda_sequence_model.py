@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps of a model over id sequences on GPUs: dynamic tables against TorchRec's managed collisions.
 
 Both are TorchRec models, sharded over ranks with one GPU each, under NCCL. ``headway.torchrec`` has a table that takes
@@ -18,12 +19,12 @@ from collections.abc import Sequence
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.gpus import expect_gpu_each
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point, parse_point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.sequence_models import HEADWAY, PEERS, TORCHREC, UNLIMITED
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_ranks
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "training steps over sequences of unknown ids on GPUs, against TorchRec's managed collisions"
 
@@ -131,15 +132,8 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"a training step, {num_ranks} ranks",
-            points=[point for point in points if point.params["ranks"] == num_ranks],
-            x=lambda point: point.params["dim"],
-            x_label="values of a vector",
-        )
-        for num_ranks in dict.fromkeys(point.params["ranks"] for point in points)
-    ]
+    title = "a training step, {ranks} ranks"
+    return split_panels(points, "ranks", title=title, x="dim", x_label="values of a vector")
 
 
 if __name__ == "__main__":

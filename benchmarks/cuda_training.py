@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training step in the shape of TorchRec's on GPUs: ids, rows and gradients exchanged by Headway or by NCCL."""
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from pathlib import Path
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_table, format_time
 from benchmarks.harness.torch_ranks import run_torch_rounds
+from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "training steps on GPUs, serial and overlapped, against NCCL"
 
@@ -93,17 +94,8 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"{schedule} training step, {groups} groups",
-            points=[
-                point for point in points if (point.params["groups"], point.params["schedule"]) == (groups, schedule)
-            ],
-            x=lambda point: float(point.params["batch"]),
-            x_label="rows of a rank's batch",
-        )
-        for groups, schedule in dict.fromkeys((point.params["groups"], point.params["schedule"]) for point in points)
-    ]
+    title = "{schedule} training step, {groups} groups"
+    return split_panels(points, "groups", "schedule", title=title, x="batch", x_label="rows of a rank's batch")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a sharded table with duplicates removed nowhere, before the exchange, after it, or both.
 
 A step looks up a batch, expands the embeddings to all ids, and applies one gradient per id. The four settings take
@@ -12,11 +13,11 @@ from collections.abc import Sequence
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.gpus import expect_gpu_each
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_ratio, format_table, format_time
 from benchmarks.harness.torch_ranks import measure_torch_ranks
+from dlrm_examples.support.text_table import format_ratio, format_table, format_time
 
 DESCRIPTION = "steps of a shared table by where duplicates are found, on GPUs"
 
@@ -79,15 +80,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"a step, dim {dim}",
-            points=[point for point in points if point.params["dim"] == dim],
-            x=lambda point: float(point.params["ranks"]),
-            x_label="ranks",
-        )
-        for dim in dict.fromkeys(point.params["dim"] for point in points)
-    ]
+    return split_panels(points, "dim", title="a step, dim {dim}", x="ranks")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes and lookups that deduplication before and after the exchange saves, by the number of ranks.
 
 Everything is counted: nothing is timed and no rank is started. The batches of all ranks go, one after the other,
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from headway.embedding.keys import Deduplicator, Keys, Workers, route, table_number, take_as_unique
+from headway.embedding.keys import Deduplicator, Keys, ThreadPool, from_unique, route, table_id_of
 
 from benchmarks.harness.arguments import make_parser, whole_number
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_table
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
+from dlrm_examples.support.data.zipf import draw_zipf
+from dlrm_examples.support.text_table import format_bytes, format_table
 
 DESCRIPTION = "bytes and lookups that two-stage deduplication saves, counted; times nothing"
 
@@ -47,15 +48,15 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
     if dedup not in DEDUPS:
         raise ValueError(f"dedup must be one of {', '.join(DEDUPS)}, not {dedup!r}")
     num_ranks = len(ids_RK)
-    deduplicator = Deduplicator(Workers(1))
-    number = table_number(table)
+    deduplicator = Deduplicator(ThreadPool(1))
+    number = table_id_of(table)
     received: list[list[torch.Tensor]] = [[] for _ in ids_RK]
     sent = 0
     for rank, ids in enumerate(ids_RK):
         unique = (
             deduplicator.deduplicate(Keys(ids, table=number))
             if dedup in ("first", "both")
-            else take_as_unique(Keys(ids, table=number))
+            else from_unique(Keys(ids, table=number))
         )
         order, counts_R = route(unique.keys, num_ranks)
         counts = counts_R.tolist()
@@ -134,17 +135,8 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"bytes sent by a rank, dim {dim}",
-            points=[point for point in points if point.params["dim"] == dim],
-            x=lambda point: float(point.params["ranks"]),
-            x_label="ranks",
-            y=lambda point: point.rate,
-            y_label="bytes sent by a rank in a step",
-        )
-        for dim in dict.fromkeys(point.params["dim"] for point in points)
-    ]
+    title, y_label = "bytes sent by a rank, dim {dim}", "bytes sent by a rank in a step"
+    return split_panels(points, "dim", title=title, x="ranks", y=lambda point: point.rate, y_label=y_label)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DLRM inference under every setting of the paper: synchronous, and bounded lag over Gloo and over Headway."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ DESCRIPTION = "DLRM inference: random delays, heterogeneous lookups, a straggler
 def main(argv: Sequence[str]) -> int:
     """Runs the grid of ``dlrm_examples``; returns the exit status."""
     # Imported here because it loads torch, which ``headway bench --list`` does not need.
-    from dlrm_examples.bls_dlrm.grid import main as run_grid
+    from dlrm_examples.dlrm_inference.grid import main as run_grid
 
     return run_grid(list(argv))
 

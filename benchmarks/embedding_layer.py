@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forward, backward and update of an embedding layer on the CPU: dynamic tables against FBGEMM's static tables.
 
 Both systems look up the same ids. Each table has one row per id: FBGEMM's from the start, the dynamic ones before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of a group: reserved bytes, and bytes in use after exchanges."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, Launch, Programs
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_table
+from dlrm_examples.support.text_table import format_bytes, format_table
 
 DESCRIPTION = "memory of a group over ranks, slot size and bound k"
 

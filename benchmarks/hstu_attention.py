@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HSTU attention, forward and backward: Headway's kernels, plain PyTorch, and on a GPU Meta's Triton kernels.
 
 Operations are counted as in published figures: 4 H D sum(n^2) / 2 for the forward pass over causal sequences of n
@@ -31,10 +32,10 @@ from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.gpus import keep_busy
 from benchmarks.harness.pairing import median_interval
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_ratio, format_table, format_time
+from dlrm_examples.support.text_table import format_ratio, format_table, format_time
 
 DESCRIPTION = "HSTU attention over jagged sequences, forward and backward, against plain PyTorch or Triton"
 
@@ -355,11 +356,7 @@ def _format_least(point: Point) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(title=f"HSTU attention, {part}", points=[point for point in points if point.params["part"] == part],
-              x=lambda point: point.params["tokens"], x_label="tokens of a batch")
-        for part in sorted({point.params["part"] for point in points})
-    ]  # fmt: skip
+    return split_panels(points, "part", title="HSTU attention, {part}", x="tokens", x_label="tokens of a batch")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One HSTU layer, forward and backward, against PyTorch's operations one by one.
 
 Systems differ in the activations that they recompute instead of keeping them. ``--compile`` also compiles two of them.
@@ -31,7 +32,7 @@ from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_ratio, format_table, format_time
+from dlrm_examples.support.text_table import format_ratio, format_table, format_time
 
 DESCRIPTION = "HSTU layer over jagged sequences, forward and backward, against PyTorch's operations one by one"
 
@@ -155,10 +156,10 @@ def _eager(layer: HSTULayer) -> Layer:
             None if each is None else each.float() for each in (weights.position_weights, weights.time_weights)
         )
         tables = BiasTables(position, time_weights, layer.bias.time_bounds)
-        attended = LayerAttention(config=config, sequences=sequences).forward(q, k, v, tables).flatten(1)
-        gated = u * functional.layer_norm(attended, (width,), *weights.output_norm, eps)
+        attention_out = LayerAttention(config=config, sequences=sequences).forward(q, k, v, tables).flatten(1)
+        gated = u * functional.layer_norm(attention_out, (width,), *weights.output_norm, eps)
         if config.gate == "concat":
-            gated = torch.cat([u, attended, gated], dim=1)
+            gated = torch.cat([u, attention_out, gated], dim=1)
         return x + linear(gated, weights.output_weight, weights.output_bias)
 
     return call

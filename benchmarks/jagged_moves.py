@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves and sums of jagged rows: Headway's operators, plain PyTorch, and FBGEMM's operators where it has them.
 
 Plain PyTorch dispatches with one ``narrow`` per rank and feature and one ``cat``; the host knows all offsets
@@ -24,10 +25,10 @@ from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.embedding_layers import find_fbgemm
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import median_interval
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Params, Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "moves and sums of jagged rows, against plain PyTorch and FBGEMM's operators"
 
@@ -351,13 +352,8 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(title=f"{operation}, {points[0].params['rows']} rows",
-              points=[point for point in points if point.params["operation"] == operation],
-              x=lambda point: point.params["ranks"], x_label="ranks")
-        for operation in ("dispatch", "combine")
-        if any(point.params["operation"] == operation for point in points)
-    ]  # fmt: skip
+    chosen = [point for point in points if point.params["operation"] in ("dispatch", "combine")]
+    return split_panels(chosen, "operation", title="{operation}, {rows} rows", x="ranks")
 
 
 if __name__ == "__main__":

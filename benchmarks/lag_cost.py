@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cost of a bound k > 0 when no rank is late: groups with different bounds take turns in the same processes.
 
 All bounds cycle through the same sets of buffers, one set more than the largest bound. So only the bound differs. One
@@ -16,12 +17,12 @@ import numpy as np
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, size, whole_number
 from benchmarks.harness.pairing import median_interval
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, Launch, Programs, num_cores
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_table, format_time
 from benchmarks.harness.turns import take_turns
+from dlrm_examples.support.text_table import format_bytes, format_table, format_time
 
 DESCRIPTION = "time of an exchange with bound k = 1 to 4 over that with k = 0, all ranks alike"
 
@@ -117,20 +118,12 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"{ranks} ranks",
-            points=[point for point in points if point.params["ranks"] == ranks and point.params["sets"] > 1],
-            x=lambda point: float(point.params["lag"]),
-            x_label="bound k",
-            label=lambda point: format_bytes(point.params["bytes_per_rank"]),
-            y=lambda point: point.extra["time_ratio"],
-            y_label="time over that of k = 0",
-            log_x=False,
-            log_y=False,
-        )
-        for ranks in dict.fromkeys(point.params["ranks"] for point in points)
-    ]
+    options = {"y_label": "time over that of k = 0", "log_x": False, "log_y": False}
+    return split_panels(
+        [point for point in points if point.params["sets"] > 1], "ranks", title="{ranks} ranks", x="lag",
+        x_label="bound k", label=lambda point: format_bytes(point.params["bytes_per_rank"]),
+        y=lambda point: point.extra["time_ratio"], **options,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

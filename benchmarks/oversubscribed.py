@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """More ranks than cores: all-to-alls against Open MPI that yields, and the CPU time that idle ranks use."""
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from pathlib import Path
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "8 ranks on 2 cores against Open MPI with mpi_yield_when_idle, and what idle ranks burn"
 
@@ -114,15 +115,8 @@ def format_idle(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    return [
-        Panel(
-            title=f"{ranks} ranks",
-            points=[p for p in points if p.name == "oversubscribed" and p.params["ranks"] == ranks],
-            x=lambda point: float(point.params["bytes_per_rank"]),
-            x_label="bytes per rank",
-        )
-        for ranks in dict.fromkeys(point.params["ranks"] for point in points)
-    ]
+    chosen = [point for point in points if point.name == "oversubscribed"]
+    return split_panels(chosen, "ranks", title="{ranks} ranks", x="bytes_per_rank")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model of an all-to-all over RDMA on N nodes. Nothing here is measured on RDMA hardware.
 
 Idea: the host thread works through messages and copies one after the other, while the port sends and receives the
@@ -29,19 +30,20 @@ import numpy as np
 
 from benchmarks.harness.arguments import OneLineParser, size, whole_number
 from benchmarks.harness.points import Point, read_json_lines
-from benchmarks.harness.table import format_bytes, format_table, format_time
+from dlrm_examples.support.text_table import format_bytes, format_table, format_time
 
 DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
 
-# Constants of libcomm: src/engines/verbs/limits.hpp, src/landing_layout.hpp and include/headway/comm/endpoint.hpp.
+# Constants of libcomm, in libcomm/: src/transport/verbs/limits.hpp, src/channel/receive_layout.hpp and
+# include/headway/comm/endpoint.hpp.
 MAX_CREDITS = 256
 SEND_REQUESTS = 128
 STAGING_BYTES = 512 << 10
 MIN_IN_PLACE_BYTES = 16 << 10
 WINDOWS, WINDOW_BYTES = 64, 24
 HEADER_BYTES = 64
-PAIR_SLOTS, PAIR_SLOT_BYTES = 16, 8 << 10
-TRANSFER_FRAGMENTS, TRANSFER_FRAGMENT_BYTES = 4, 64 << 10
+P2P_SLOTS, P2P_SLOT_BYTES = 16, 8 << 10
+RENDEZVOUS_FRAGMENTS, RENDEZVOUS_FRAGMENT_BYTES = 4, 64 << 10
 SLOT_BYTES = 256 << 10
 # Assumed max_srq_wr: we believe that many devices report this value.
 MAX_SHARED_RECEIVES = 32767
@@ -94,7 +96,7 @@ class Assumptions:
         latency_s: 0.6 us (ConnectX-5 EN product brief: sub-600 ns), three switches of 0.3 us each (assumed) and 0.7 us
             for doorbell, PCIe and poll (assumed).
         send_overhead_s, receive_overhead_s: thread time per message: 300 instructions each (counted for engine shm, see
-            docs/performance.md) and 0.1 us for a doorbell or a completion (assumed).
+            docs/design/measurements.md) and 0.1 us for a doorbell or a completion (assumed).
         call_overhead_s: thread time per operation: 1900 instructions (counted for shm).
         bandwidth: payload bytes per second: 12.5e9 less the headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
         message_bytes: bytes on the wire besides the payload: header area (64) and one packet's headers (110).
@@ -204,11 +206,11 @@ class Memory:
     completions: int
     send_queues: int
     staging: int
-    landing: int
+    receive_buffer: int
 
     @property
     def total(self) -> int:
-        return self.receives + self.completions + self.send_queues + self.staging + self.landing
+        return self.receives + self.completions + self.send_queues + self.staging + self.receive_buffer
 
 
 def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Memory:
@@ -219,14 +221,14 @@ def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Mem
     """
     peers = nodes - 1
     slots = 2 * (max_lag + 1) * (HEADER_BYTES + slot_bytes)
-    pairs = PAIR_SLOTS * (HEADER_BYTES + PAIR_SLOT_BYTES)
-    transfers = TRANSFER_FRAGMENTS * (HEADER_BYTES + TRANSFER_FRAGMENT_BYTES)
+    pairs = P2P_SLOTS * (HEADER_BYTES + P2P_SLOT_BYTES)
+    transfers = RENDEZVOUS_FRAGMENTS * (HEADER_BYTES + RENDEZVOUS_FRAGMENT_BYTES)
     return Memory(
         receives=peers * credits(nodes) * 32,
         completions=peers * (credits(nodes) + SEND_REQUESTS) * 64,
         send_queues=peers * SEND_REQUESTS * 320,
         staging=nodes * STAGING_BYTES,
-        landing=nodes * (slots + pairs + transfers + 64 + WINDOWS * WINDOW_BYTES),
+        receive_buffer=nodes * (slots + pairs + transfers + 64 + WINDOWS * WINDOW_BYTES),
     )
 
 
@@ -312,10 +314,19 @@ def format_memory(nodes: Sequence[int], slot_bytes: int) -> str:
     rows = []
     for count in nodes:
         found = memory(count, slot_bytes=slot_bytes)
-        parts = (found.receives, found.completions, found.send_queues, found.staging, found.landing)
+        parts = (found.receives, found.completions, found.send_queues, found.staging, found.receive_buffer)
         late = waiting_for_the_last(count)
         rows.append((str(count), *map(format_bytes, parts), str((count - 1) * credits(count)), f"{late:.1f}"))
-    headings = ("nodes", "receives", "completions", "send queues", "staging", "landing", "posted", "last is late")
+    headings = (
+        "nodes",
+        "receives",
+        "completions",
+        "send queues",
+        "staging",
+        "receive buffer",
+        "posted",
+        "last is late",
+    )
     return format_table(headings, rows)
 
 

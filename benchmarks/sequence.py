@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """1 to 100,000 all-to-alls in a row, as in figure 6b of the paper, against Open MPI in the same harness."""
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from collections.abc import Sequence
 
 from benchmarks.harness.arguments import add_program_options, flat, make_parser, whole_number
 from benchmarks.harness.pairing import combine_rounds
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.turns import choose_systems, take_turns
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "time per call of 1 to 100,000 all-to-alls in a row at 32 KiB per rank"
 
@@ -74,16 +75,8 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    groups = dict.fromkeys((point.params["ranks"], point.params["bytes_per_rank"]) for point in points)
-    return [
-        Panel(
-            title=f"{ranks} ranks, {format_bytes(size)} per rank",
-            points=[p for p in points if (p.params["ranks"], p.params["bytes_per_rank"]) == (ranks, size)],
-            x=lambda point: float(point.params["calls"]),
-            x_label="calls in a row",
-        )
-        for ranks, size in groups
-    ]
+    title = "{ranks} ranks, {bytes_per_rank} bytes per rank"
+    return split_panels(points, "ranks", "bytes_per_rank", title=title, x="calls", x_label="calls in a row")
 
 
 if __name__ == "__main__":

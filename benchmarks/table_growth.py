@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table that gets new ids at every step: step times while it grows, its memory, and its checkpoint.
 
 Ids come from a stream whose universe grows. Some ids of each batch are new and some repeat the batch before. The others
@@ -26,8 +27,8 @@ from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_table, format_time
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
+from dlrm_examples.support.data.zipf import draw_zipf
+from dlrm_examples.support.text_table import format_bytes, format_table, format_time
 
 DESCRIPTION = "step times, memory and checkpoint of a table that grows"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares ``torch.distributed.all_to_all_single`` over Headway and over Gloo, in turns in the same processes."""
 
 from __future__ import annotations
@@ -7,11 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.harness.arguments import make_parser
-from benchmarks.harness.plots import Panel
+from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.table import format_bytes, format_ratio, format_table, format_time
 from benchmarks.harness.torch_exchanges import add_exchange_options, measure_exchanges
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "torch.distributed.all_to_all_single against Gloo"
 
@@ -55,16 +56,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:
-    combinations = dict.fromkeys((point.params["ranks"], point.params["split"]) for point in points)
-    return [
-        Panel(
-            title=f"torch, {ranks} ranks, {split}",
-            points=[p for p in points if (p.params["ranks"], p.params["split"]) == (ranks, split)],
-            x=lambda point: float(point.params["bytes_per_rank"]),
-            x_label="bytes per rank",
-        )
-        for ranks, split in combinations
-    ]
+    return split_panels(points, "ranks", "split", title="torch, {ranks} ranks, {split}", x="bytes_per_rank")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # The default is RelWithDebInfo with asserts. They check invariants of the channels and are cheap compared to a message.
 # Release, used for wheels, is the same without asserts.
 get_property(is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # With ccache a second clean build takes seconds, also in another checkout. A launcher given on the command line wins.
 find_program(HEADWAY_CCACHE ccache)
 mark_as_advanced(HEADWAY_CCACHE)

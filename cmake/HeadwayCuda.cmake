@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Finds nvcc for the CUDA kernels, unless HEADWAY_BUILD_CUDA is OFF. Sets HEADWAY_HAS_CUDA to ON if it can be used.
 set(HEADWAY_BUILD_CUDA AUTO CACHE STRING "Build tables on CUDA devices: ON, OFF, or AUTO where a new enough nvcc is found")
 set_property(CACHE HEADWAY_BUILD_CUDA PROPERTY STRINGS AUTO ON OFF)

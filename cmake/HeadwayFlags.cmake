@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Language level, warnings and sanitizers. Call headway_apply_flags(<target>) once for each target of this project.
 find_package(Threads REQUIRED)
 
@@ -21,7 +23,7 @@ endfunction()
 
 # Applies flags to a test program: -Og, because test programs take most of the compile time and wait more than they
 # compute. The linked library keeps its optimization level, except inline functions of its headers. Do not use it for
-# programs whose speed matters, such as ring_stress.
+# programs whose speed matters, such as all_to_all_stress.
 function(headway_apply_test_flags target)
   headway_apply_flags(${target})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Install rules: for a wheel the benchmark programs (headway_add_extension() installs modules), else the CMake package.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -11,14 +13,15 @@ function(headway_install_programs)
   endforeach()
 endfunction()
 
-# Installs headway::comm as a CMake package; other projects use it by find_package(headway).
+# Installs headway::comm, and headway::base below it, as a CMake package; other projects use it by find_package(headway).
 function(headway_install_package)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
-  install(TARGETS headway_comm EXPORT headwayTargets
+  install(TARGETS headway_base headway_comm EXPORT headwayTargets
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
           INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/libcomm/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_comm
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/base/include/ ${PROJECT_SOURCE_DIR}/libcomm/include/
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_comm
           FILES_MATCHING PATTERN "*.hpp")
   install(EXPORT headwayTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_comm)
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/headwayConfig.cmake.in ${PROJECT_BINARY_DIR}/headwayConfig.cmake

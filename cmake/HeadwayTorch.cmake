@@ -1,38 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Defines headway::torch: headers and libraries of the torch that the chosen Python imports, and the headers of Python.
 #
 # It does not use find_package(Torch): with the PyPI build of torch this requires a CUDA toolkit of the same version,
 # which is not needed here. pybind11 is the copy inside torch, so that extensions can exchange c10d types with torch.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
+set(HEADWAY_TORCH_ROOT "" CACHE PATH "Folder of the package torch to build against; empty: the one that Python imports")
+mark_as_advanced(HEADWAY_TORCH_ROOT)
+
+# Prints the folder of torch and its version. Reads them without an import of torch, which takes seconds.
 set(query [[
 import importlib.util, pathlib, sys
-spec = importlib.util.find_spec("torch")
-if spec is None:
-    sys.exit("torch is not installed")
-root = pathlib.Path(spec.origin).parent
+if len(sys.argv) > 1:
+    root = pathlib.Path(sys.argv[1])
+else:
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        sys.exit("torch is not installed")
+    root = pathlib.Path(spec.origin).parent
+if not (root / "version.py").exists():
+    sys.exit(f"no torch is in {root}")
 values = {}
 exec((root / "version.py").read_text(), values)
 print(root, values["__version__"], sep=";", end="")
 ]])
-execute_process(COMMAND ${Python_EXECUTABLE} -c "${query}" OUTPUT_VARIABLE answer ERROR_VARIABLE error RESULT_VARIABLE status)
+execute_process(COMMAND ${Python_EXECUTABLE} -c "${query}" ${HEADWAY_TORCH_ROOT}
+                OUTPUT_VARIABLE answer ERROR_VARIABLE error RESULT_VARIABLE status)
 if(NOT status EQUAL 0)
   string(STRIP "${error}" error)
   message(FATAL_ERROR "${Python_EXECUTABLE}: ${error}. Run `make build`, which installs it in .venv, "
                       "or configure with -DHEADWAY_BUILD_TORCH=OFF for the C++ library alone.")
 endif()
-list(GET answer 0 HEADWAY_TORCH_ROOT)
+list(GET answer 0 torch_root)
 list(GET answer 1 HEADWAY_TORCH_VERSION)
-message(STATUS "torch ${HEADWAY_TORCH_VERSION} in ${HEADWAY_TORCH_ROOT}")
+message(STATUS "torch ${HEADWAY_TORCH_VERSION} in ${torch_root}")
 
 add_library(headway_torch INTERFACE)
 add_library(headway::torch ALIAS headway_torch)
-target_include_directories(headway_torch SYSTEM INTERFACE ${HEADWAY_TORCH_ROOT}/include
-                                                          ${HEADWAY_TORCH_ROOT}/include/torch/csrc/api/include)
+target_include_directories(headway_torch SYSTEM INTERFACE ${torch_root}/include
+                                                          ${torch_root}/include/torch/csrc/api/include)
 # torch itself is compiled with USE_C10D_GLOO, and its headers declare the Gloo group only if it is defined.
 target_compile_definitions(headway_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 foreach(library c10 torch_cpu torch_python)
   add_library(headway_torch_${library} SHARED IMPORTED)
-  set_target_properties(headway_torch_${library} PROPERTIES IMPORTED_LOCATION ${HEADWAY_TORCH_ROOT}/lib/lib${library}.so)
+  set_target_properties(headway_torch_${library} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${library}.so)
   target_link_libraries(headway_torch INTERFACE headway_torch_${library})
 endforeach()
 # `import torch` loads the other libraries of torch's CUDA build before headway._C is loaded.

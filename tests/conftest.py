@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets signals that tests send reach the processes that tests start."""
 
 import signal

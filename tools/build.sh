@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Configures build/ if needed and builds all targets, or only the given ones. Usage: tools/build.sh [jobs [target...]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,8 +19,19 @@ if [ ! -e build/build.ninja ]; then
   [ -e /dev/nvidiactl ] || only_sm_90=(-DCMAKE_CUDA_ARCHITECTURES=90)
   cmake -S . -B build -G Ninja -DPython_EXECUTABLE="$PWD/.venv/bin/python" --log-level=WARNING "${only_sm_90[@]}"
 fi
-if ! ninja -C build -n "${targets[@]}" | grep -q 'no work to do'; then
-  echo "build: compiling with $jobs jobs (the torch extension takes a minute or two when it changed)"
+# On a terminal ninja shows one line with its own estimate. Elsewhere such a line is printed every 30 s; all other output
+# (warnings, errors) is printed at once.
+export NINJA_STATUS='build: %f of %t, %w, about %W left: '
+if [ -t 1 ]; then
+  ninja -C build -j "$jobs" "${targets[@]}"
+else
+  last=$SECONDS
+  ninja -C build -j "$jobs" "${targets[@]}" 2>&1 | while IFS= read -r line; do
+    case $line in
+      'build: '*) if ((SECONDS - last < 30)); then continue; fi; last=$SECONDS; line="${line%% left: *} left" ;;
+      'ninja: Entering directory'* | 'ninja: no work to do.') continue ;;
+    esac
+    printf '%s\n' "$line"
+  done
 fi
-ninja -C build -j "$jobs" --quiet "${targets[@]}"
 echo "build: up to date"

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that includes and imports respect the layers of docs/architecture.md.
 
-C++: every #include of the parts below. Python: every import statement. Each violation is printed as
-``file:line: reason``; the exit status is then 1.
+Between parts: every #include of C++ and every import of Python names only parts that its own may use.
+Within a part: its folders stand on levels, and no #include points to the same or a higher level.
+Each violation is printed as ``file:line: reason``; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -27,8 +29,13 @@ _FOREIGN_INCLUDES = {
 }  # fmt: skip
 
 #: Include prefix of each part's public headers.
-_PUBLIC_PREFIXES = {"headway/comm": "libcomm", "headway/kernels": "kernels", "headway/embedding": "embedding",
-                    "headway/c10d": "c10d_backend"}  # fmt: skip
+_PUBLIC_PREFIXES = {
+    "headway/base": "base",
+    "headway/comm": "libcomm",
+    "headway/kernels": "kernels",
+    "headway/embedding": "embedding",
+    "headway/c10d": "c10d_backend",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +53,62 @@ class Layer:
 
 
 LAYERS = [
-    Layer(folder="libcomm", includes=frozenset()),
-    Layer(folder="kernels", torch_folder="kernels/torch"),
-    Layer(folder="embedding", includes=frozenset({"libcomm", "kernels"}), torch_folder="embedding/torch"),
-    Layer(folder="c10d_backend", includes=frozenset({"libcomm", "torch"})),
+    Layer(folder="base"),
+    Layer(folder="libcomm", includes=frozenset({"base"})),
+    Layer(folder="kernels", includes=frozenset({"base"}), torch_folder="kernels/torch"),
+    Layer(folder="embedding", includes=frozenset({"base", "libcomm", "kernels"}), torch_folder="embedding/torch"),
+    Layer(folder="c10d_backend", includes=frozenset({"base", "libcomm", "torch"})),
     Layer(folder="python"),
     Layer(folder="dlrm_examples", may_import=frozenset({"headway"})),
-    Layer(folder="examples", includes=frozenset({"libcomm"}), may_import=frozenset({"headway"})),
+    Layer(folder="examples", includes=frozenset({"base", "libcomm"}), may_import=frozenset({"headway"})),
     Layer(
         folder="benchmarks",
-        includes=frozenset({"libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi"}),
+        includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi"}),
         may_import=frozenset({"headway", "dlrm_examples"}),
     ),
     Layer(
         folder="tests",
-        includes=frozenset({"libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi", "gtest"}),
+        includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi", "gtest"}),
         may_import=None,
     ),
 ]
+
+#: Source root of a part -> its folders by level, lowest first. A folder may include itself and the levels below, so
+#: there are no cycles. It stands for its subfolders, except those that are listed themselves; "." is the root itself.
+_FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "libcomm/src": (
+        ("system",),
+        ("bootstrap", "observe"),
+        ("channel", "transport"),
+        ("device/peer_copy", "transport/checked", "transport/composite", "transport/inproc", "transport/shm",
+         "transport/tcp", "transport/verbs"),
+        ("device",),
+        ("group",),
+    ),
+    "kernels/src": (
+        (".",),
+        ("cuda", "rows"),
+        ("hstu", "jagged", "layer"),
+        ("hstu/cpu", "hstu/cuda/tile", "jagged/cpu", "jagged/cuda"),
+        ("hstu/cuda/sm80", "hstu/cuda/sm90", "layer/cpu", "layer/cuda"),
+        ("hstu/cuda",),
+    ),
+    "embedding/src": (
+        (".",),
+        ("cpu/runtime", "cuda/runtime"),
+        ("cuda/batch", "cuda/state"),
+        ("cpu/index", "cuda/index", "cpu/rows", "cuda/rows"),
+        ("cpu/deduplication", "cuda/deduplication"),
+        ("cpu/table", "cuda/table"),
+        ("cuda",),
+    ),
+    "c10d_backend": (
+        (".",), ("runtime",), ("tensors",), ("group",), ("work",), ("reduction",), ("backend",), ("python",),
+    ),
+}  # fmt: skip
+
+#: (file, included file) -> reason why this include may point upward for now. Both are paths from the root of the tree.
+_UPWARD_INCLUDES: dict[tuple[str, str], str] = {}
 
 #: Folder of each Python package of the project. Other packages are third-party.
 _PYTHON_PACKAGES = {"headway": "python", "headway_launcher": "python", "dlrm_examples": "dlrm_examples",
@@ -72,7 +117,9 @@ _PYTHON_PACKAGES = {"headway": "python", "headway_launcher": "python", "dlrm_exa
 
 def check_tree(root: Path) -> list[str]:
     """Lists all violations under ``root`` as ``file:line: reason``."""
-    return [violation for layer in LAYERS for violation in _check_layer(root, layer)]
+    between_parts = [violation for layer in LAYERS for violation in _check_layer(root, layer)]
+    within_parts = [violation for source_root in _FOLDER_LEVELS for violation in _check_folders(root, source_root)]
+    return between_parts + within_parts
 
 
 def _check_layer(root: Path, layer: Layer) -> Iterator[str]:
@@ -122,6 +169,47 @@ def _refuse_private_include(root: Path, layer: Layer, path: Path, target: str) -
         if candidate.is_file() and not _is_in(candidate, root / layer.folder):
             return f"{layer.folder} may not reach into {candidate.relative_to(root.resolve())}"
     return None
+
+
+def _check_folders(root: Path, source_root: str) -> Iterator[str]:
+    """Yields the includes of one part that point to the same or a higher level, and the files of unknown folders."""
+    base = root / source_root
+    levels = {folder: level for level, folders in enumerate(_FOLDER_LEVELS[source_root]) for folder in folders}
+    for path in _cpp_files(base):
+        place = path.relative_to(root)
+        folder = _folder_of(path.relative_to(base), levels)
+        if folder is None:
+            yield f"{place}:1: its folder has no level in _FOLDER_LEVELS"
+            continue
+        for number, included in _own_includes(base, path):
+            other = _folder_of(included, levels)
+            is_known = (str(place), f"{source_root}/{included}") in _UPWARD_INCLUDES
+            if other is not None and other != folder and levels[other] >= levels[folder] and not is_known:
+                direction = "upward" if levels[other] > levels[folder] else "sideways"
+                yield f"{place}:{number}: {direction} include of {included}: {folder} may not include {other}"
+
+
+def _cpp_files(base: Path) -> list[Path]:
+    return sorted(path for path in base.rglob("*") if path.suffix in CPP_ENDINGS and path.is_file())
+
+
+def _folder_of(file: Path, levels: dict[str, int]) -> str | None:
+    """Returns the innermost folder of ``file`` that has a level; "." has no subfolders."""
+    folders = [str(folder) for folder in file.parents[:-1]] or ["."]
+    return next((folder for folder in folders if folder in levels), None)
+
+
+def _own_includes(base: Path, path: Path) -> Iterator[tuple[int, Path]]:
+    """Yields line and target, relative to ``base``, of every quoted include of a file below ``base``."""
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        match = _INCLUDE.match(line)
+        if match is None or match.group(1) != '"':
+            continue
+        for folder in (path.parent, base):
+            target = (folder / match.group(2)).resolve()
+            if target.is_file() and _is_in(target, base):
+                yield number, target.relative_to(base.resolve())
+                break
 
 
 def _is_in(path: Path, folder: Path) -> bool:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a wheel, installs it into a new environment that borrows this one's packages, and uses it elsewhere."""
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1800
 
 EXCHANGE = """
-import os, torch, torch.distributed as dist, headway
+import os, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])
 dist.init_process_group("headway")
 rows = torch.tensor([10 * rank, 10 * rank + 1])
 out = torch.empty_like(rows)
 dist.all_to_all_single(out, rows)
 assert out.tolist() == [rank, 10 + rank], out
+import headway
 assert "site-packages" in headway.__file__, headway.__file__
 from headway.embedding import FeatureConfig, HashTableCollection, Sgd, TableConfig
 tables = HashTableCollection(tables=[TableConfig("t", dim=2, optimizer=Sgd(lr=1.0))],
@@ -71,10 +73,12 @@ def build_wheel(folder: Path) -> Path:
 def check_contents(wheel: Path) -> None:
     """Checks that the wheel has extensions, types, programs and licence, and no file outside its packages."""
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway/_C.",
+    for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway_autoload.py",
+                   "headway/_C.",
                    "headway/_embedding.", "headway/_kernels.", "headway/embedding/__init__.py",
                    "headway/nn/__init__.py", "headway/torchrec/__init__.py", "/LICENSE",
-                   "headway/_programs/dlrm_examples/bls_dlrm/demo.py", "headway/_programs/benchmarks/all_to_all.py",
+                   "headway/_programs/dlrm_examples/dlrm_inference/demo.py",
+                   "headway/_programs/benchmarks/all_to_all.py",
                    "headway/_programs/build/benchmarks/all_to_all/bench_all_to_all_headway"):  # fmt: skip
         if not any(needed in name for name in names):
             sys.exit(f"the wheel lacks {needed}")

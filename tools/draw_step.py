@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws one training step of each of several traces (``headway bench cuda_training --trace DIR``) as one SVG.
 
 Usage: tools/draw_step.py OUT.svg TITLE=TRACE.json [TITLE=TRACE.json ...]

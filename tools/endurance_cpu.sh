@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs the checks that are too long for CI: 1,000 kills and 100 stops per transport, 10^6 random histories of exchanges,
 # random histories of embedding tables under sanitizers, and fuzzing.
 # Usage: tools/endurance_cpu.sh OUTDIR [FUZZER_SECONDS]
@@ -16,7 +18,7 @@ readonly cores
 failed=0
 
 cmake -S . -B "$out/build" -G Ninja -DHEADWAY_BUILD_TORCH=OFF -DHEADWAY_BUILD_BENCHMARKS=OFF --log-level=WARNING &&
-  ninja -C "$out/build" --quiet libcomm_group_test libcomm_group_rank_process ring_stress >"$out/build.log" 2>&1 || {
+  ninja -C "$out/build" --quiet libcomm_group_test libcomm_group_rank_process all_to_all_stress >"$out/build.log" 2>&1 || {
   tail -20 "$out/build.log"
   exit 1
 }
@@ -26,7 +28,7 @@ tools/endurance_kills.sh "$out/build" 1000 50 shm tcp || failed=1
 began=$SECONDS
 seeds=()
 for ((i = 1; i <= cores; ++i)); do
-  "$out/build/tests/libcomm/stress/ring_stress" --histories $((histories / cores)) --seed $((7000 + i)) \
+  "$out/build/tests/libcomm/stress/all_to_all_stress" --histories $((histories / cores)) --seed $((7000 + i)) \
     >"$out/histories_$i.log" 2>&1 &
   seeds+=($!)
 done

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Kills and stops ranks at random points, many times, and looks for leftover processes, files and shared memory.
 # Usage: tools/endurance_kills.sh BUILD_DIR KILLS STOPS ENGINE...
 #   KILLS   number of kills per engine, a multiple of 5

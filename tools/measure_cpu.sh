@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Builds this checkout and measures it against the performance targets on one host, best with 16 cores or more.
 # Usage: tools/measure_cpu.sh [--quick | --trial] OUTDIR
 #   OUTDIR   receives a build folder, one JSON-lines file and one log per stage, and plots

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Builds this checkout, runs its GPU tests, and measures it on the GPUs of one host. One of:
 #   (default)  exchanges of CUDA tensors compared with NCCL: alone, beside other work, in training steps and in DLRM
 #              inference
@@ -109,7 +111,7 @@ measure_exchanges() {
   stage build 300 bash -c build
   if [ "$tests" = ON ]; then
     stage libcomm_gpu_test 120 "$out/build/tests/libcomm/libcomm_gpu_test" --gtest_brief=1
-    test_python test_cuda 400 tests/c10d_backend/test_cuda*.py tests/dlrm_examples/bls_dlrm/test_dlrm_cuda.py
+    test_python test_cuda 400 tests/c10d_backend/test_cuda*.py tests/dlrm_examples/dlrm_inference/test_dlrm_cuda.py
   fi
   bench cuda_all_to_all 200 --sizes "$sizes" --rounds "$rounds"
   for wire in tcp shm; do

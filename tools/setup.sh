@@ -1,15 +1,32 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Installs what building and testing need: .venv/ in the checkout, and Debian packages where that is allowed.
 # Does nothing when a stamp in .venv/ says that this very set-up has been done.
-# Usage: tools/setup.sh [--ci]    --ci adds the packages that only .ci/run needs.
+# Usage: [TORCH=2.15] tools/setup.sh [--ci | --docs | --print-versions]
+#   TORCH             a version of torch_versions.txt, such as 2.11 or 2.11.0 (default: 2.11)
+#   --docs            adds what `make docs` needs
+#   --ci              adds all that only .ci/run needs
+#   --print-versions  prints the versions of torch, TorchRec and FBGEMM that would be installed, and ends
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly venv=.venv
-readonly stamp="$venv/headway-setup-$(cat tools/setup.sh tools/requirements*.txt | sha256sum | cut -c1-16)"
-
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+# Prints the row of tools/torch_versions.txt for a torch such as 2.11 or 2.11.0.
+find_versions() {
+  awk -v wanted="$1" '
+    /^#/ || NF == 0 { next }
+    { known = known " " $1 }
+    $1 == wanted || (wanted ~ /[.]/ && index($1, wanted ".") == 1) { row = $1 " " $2 " " $3 }
+    END { if (row == "") { print known; exit 1 } print row }' tools/torch_versions.txt
+}
+
+versions=$(find_versions "${TORCH:=2.11}") || die "there is no torch $TORCH in tools/torch_versions.txt, only$versions"
+read -r torch torchrec fbgemm <<<"$versions"
+readonly venv=.venv torch torchrec fbgemm
+readonly stamp="$venv/headway-setup-$( (cat tools/setup.sh tools/requirements.txt; echo "$versions") | sha256sum | cut -c1-16)"
 
 # Runs apt-get as root or through a sudo that asks for no password; fails where neither is to be had.
 apt_get() {
@@ -46,13 +63,13 @@ want() {
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-} python3 python3.12 python3.11; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+  for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
       command -v "$candidate"
       return
     fi
   done
-  die "Python 3.11 to 3.13 was not found (set PYTHON=/path/to/python3)"
+  die "Python 3.11 to 3.14 was not found (set PYTHON=/path/to/python3)"
 }
 
 make_venv() {
@@ -88,13 +105,25 @@ install_optional_packages() {
   command -v ccache >/dev/null || want "a clean build takes longer" ccache
   command -v spin >/dev/null || want "the model check of bounded lag is skipped" spin
   command -v mpicxx >/dev/null || want "no comparison with MPI" libopenmpi-dev openmpi-bin
-  [ -e /usr/include/infiniband/verbs.h ] || want "engine verbs (RDMA) is not built" libibverbs-dev
+  [ -e /usr/include/infiniband/verbs.h ] || want "transport verbs (RDMA) is not built" libibverbs-dev
 }
 
 install_ci_packages() {
   command -v clang-tidy >/dev/null || want "no clang-tidy" clang-tidy
   command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null ||
     want "no aarch64 tests" g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+}
+
+# Does nothing when a stamp says that these very packages are installed.
+install_docs_packages() {
+  local docs_stamp
+  docs_stamp="$venv/headway-docs-$(sha256sum docs/requirements.txt | cut -c1-16)"
+  command -v doxygen >/dev/null || want "the documents cannot be built" doxygen
+  [ -e "$docs_stamp" ] && return
+  say "installing what builds the documents in $venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check -r docs/requirements.txt
+  rm -f "$venv"/headway-docs-*
+  touch "$docs_stamp"
 }
 
 # torch is about 4.7 GB: look before pip fails half-way.
@@ -104,15 +133,26 @@ check_disk() {
   [ "$free_kb" -ge 9000000 ] || die "9 GB of free disk are needed for torch, $((free_kb / 1000000)) GB are free here"
 }
 
+# Prints the version of torch in .venv, such as 2.14.0; nothing if there is none.
+installed_torch() {
+  "$venv/bin/python" -c 'import importlib.metadata; print(importlib.metadata.version("torch").split("+")[0])' 2>/dev/null || true
+}
+
 install_python_packages() {
-  if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+  local pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+  if [ "$(installed_torch)" != "$torch" ]; then
     check_disk
-    say "installing torch and the rest in $venv (4.7 GB, a few minutes)"
+    say "installing torch $torch and the rest in $venv (4.7 GB, a few minutes)"
   else
     say "checking the Python packages in $venv"
   fi
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check --use-pep517 -r tools/requirements.txt
-  "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r tools/requirements_no_deps.txt
+  "${pip[@]}" install -q --use-pep517 "torch==$torch" -r tools/requirements.txt
+  if [ "$torchrec" = - ]; then
+    # Those of another torch would not load.
+    "${pip[@]}" uninstall -qq -y torchrec fbgemm-gpu-cpu
+  else
+    "${pip[@]}" install -q --no-deps "torchrec==$torchrec" "fbgemm-gpu-cpu==$fbgemm"
+  fi
 }
 
 # The checkout is importable in .venv as it stands: no reinstall after an edit.
@@ -132,12 +172,16 @@ SCRIPT
   chmod +x "$venv/bin/headway"
 }
 
+with_docs=no
 case "${1:-}" in
   "") ;;
-  --ci) install_ci_packages ;;
+  --docs) with_docs=yes ;;
+  --ci) with_docs=yes; install_ci_packages ;;
+  --print-versions) echo "$versions"; exit 0 ;;
   *) die "unknown argument '$1'" ;;
 esac
 if [ -e "$stamp" ]; then
+  [ $with_docs = no ] || install_docs_packages
   link_checkout # the checkout may have been moved
   exit 0
 fi
@@ -148,6 +192,7 @@ check_python_headers
 install_optional_packages
 install_python_packages
 link_checkout
+[ $with_docs = no ] || install_docs_packages
 rm -f "$venv"/headway-setup-*
 touch "$stamp"
 say "done in $((SECONDS - started)) s"

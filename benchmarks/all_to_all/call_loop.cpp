@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Timed loop of calls with up to lag + 1 of them in flight.
 //
 // Idea: start `lag` calls before the clock runs. Each timed step then starts one call and finishes the oldest one, so

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A group of libcomm is the system under test, called as a program in C++ would call it. At lag 0 start() makes the
+// whole blocking call, and finish_oldest() has nothing to wait for; with lag, start() only starts it.
+
 #include "program.hpp"
 
 #include <headway/comm/group.hpp>
@@ -51,7 +56,7 @@ class HeadwayExchange final : public Exchange {
     pending_.pop_front();
   }
 
-  std::uint64_t reserved_bytes() override { return group_->stats().landing_bytes; }
+  std::uint64_t reserved_bytes() override { return group_->monitor().stats().receive_buffer_bytes; }
 
  private:
   static void expect_ok(comm::Status const& status) {
@@ -64,10 +69,10 @@ class HeadwayExchange final : public Exchange {
   std::deque<comm::OperationPtr> pending_;  ///< Started operations, oldest first.
 };
 
-comm::Engine engine_named(std::string const& name) {
-  if (name == "shm") return comm::Engine::kShm;
-  if (name == "verbs") return comm::Engine::kVerbs;
-  return name == "tcp" ? comm::Engine::kTcp : comm::Engine::kAuto;
+comm::Transport transport_named(std::string const& name) {
+  if (name == "shm") return comm::Transport::kShm;
+  if (name == "verbs") return comm::Transport::kVerbs;
+  return name == "tcp" ? comm::Transport::kTcp : comm::Transport::kAuto;
 }
 
 std::unique_ptr<Exchange> connect_headway(RankContext const& context, int lag, std::string const& name) {
@@ -77,8 +82,8 @@ std::unique_ptr<Exchange> connect_headway(RankContext const& context, int lag, s
   options.timeout = context.settings.time_limit;
   options.connect_timeout = std::chrono::seconds(60);
   if (context.settings.slot_bytes) options.slot_bytes = *context.settings.slot_bytes;
-  if (context.settings.pull_bytes) options.pull_bytes = *context.settings.pull_bytes;
-  if (!context.settings.engine.empty()) options.engine = engine_named(context.settings.engine);
+  if (context.settings.get_bytes) options.min_get_bytes = *context.settings.get_bytes;
+  if (!context.settings.transport.empty()) options.transport = transport_named(context.settings.transport);
   comm::FileStore store(context.store / name);
   return std::make_unique<HeadwayExchange>(
       comm::Group::connect(context.identity.rank, context.identity.ranks, store, options));

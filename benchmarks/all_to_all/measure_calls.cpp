@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures the time per all-to-all for each size: warm-up calls, then timed ones. With a bound above 0, calls complete
+// in bursts, so times are averaged over a burst before they are summarised. Data is checked before and after, untimed.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -15,14 +20,14 @@ void measure_size(RankContext const& context, Exchange& exchange, std::size_t by
   auto sets = context.make_buffers(bytes_per_rank, lag);
   exchange.use(sets);
   exchange_and_check(exchange, sets, 0);
-  context.meeting.meet();
+  context.barrier.wait();
   (void)time_calls(exchange, lag, warm_up_calls(calls));
-  context.meeting.meet();
+  context.barrier.wait();
   auto const summary = summarize(average_bursts(time_calls(exchange, lag, calls), lag));
-  context.meeting.meet();
+  context.barrier.wait();
   exchange_and_check(exchange, sets, 1);
 
-  auto const medians = context.meeting.gather(std::vector{summary.median_s})[0];
+  auto const medians = context.barrier.gather(std::vector{summary.median_s})[0];
   if (!context.is_root()) return;
   JsonObject point;
   point.add("name", "all_to_all").add("params", context.params(bytes_per_rank, lag)).add("system", context.system);
@@ -36,7 +41,7 @@ void measure_size(RankContext const& context, Exchange& exchange, std::size_t by
 void measure_calls(RankContext const& context) {
   auto const exchange = context.connect(context, context.settings.lag, "calls");
   for (std::size_t const bytes : context.settings.sizes) measure_size(context, *exchange, bytes);
-  context.meeting.meet();
+  context.barrier.wait();
 }
 
 }  // namespace headway::benchmarks

@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures a plain copy of the same bytes by memcpy(), as the floor under any exchange in shared memory.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -37,9 +41,9 @@ void measure_copy(RankContext const& context) {
     CallBuffers buffers(Split::kEven, bytes, context.identity.rank, context.identity.ranks);
     buffers.fill(0);
     (void)time_copies(buffers, warm_up_calls(copies));
-    context.meeting.meet();
+    context.barrier.wait();
     auto const summary = summarize(time_copies(buffers, copies));
-    context.meeting.meet();
+    context.barrier.wait();
     if (!context.is_root()) continue;
     JsonObject point;
     point.add("name", "copy").add("params", context.params(bytes, 0)).add("system", "memcpy");

@@ -1,3 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures what a group costs while it does nothing: the share of a core that each rank burns.
+//
+// Two states are measured. First nothing is pending, and all ranks sleep in the benchmark: what is burnt then is the
+// library's own threads. Then all ranks but 0 wait in an exchange for rank 0, which sleeps: a library that polls
+// burns a core per rank, one that sleeps until the data comes burns almost nothing. CPU time counts all threads of a
+// process.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -23,13 +32,13 @@ double processor_time_s() {
 /// Runs `wait` on all ranks. @returns the share of a core that each rank used meanwhile.
 template <typename Wait>
 std::vector<double> shares_of_core(RankContext const& context, Wait wait) {
-  context.meeting.meet();
+  context.barrier.wait();
   double const burnt_before_s = processor_time_s();
   auto const start = std::chrono::steady_clock::now();
   wait();
   double const burnt_s = processor_time_s() - burnt_before_s;
   std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
-  return context.meeting.gather(std::vector{burnt_s / elapsed.count()})[0];
+  return context.barrier.gather(std::vector{burnt_s / elapsed.count()})[0];
 }
 
 void print_shares(RankContext const& context, std::string_view state, std::vector<double> shares) {
@@ -66,7 +75,7 @@ void measure_idle(RankContext const& context) {
   });
   print_shares(context, "waiting for rank 0", waiting);
   exchange_and_check(*exchange, sets, 1);
-  context.meeting.meet();
+  context.barrier.wait();
 }
 
 }  // namespace headway::benchmarks

@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures the cost of a bound by itself: several groups with different bounds take turns over the same sets of
+// buffers.
+//
+// Without that, a larger bound would also use more memory and so leave the cache, and its cost would be taken for
+// that of the bound. The order of the groups rotates, so that none always runs in the warm cache of another.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -66,7 +74,7 @@ void measure_size(RankContext const& context, std::vector<Contender>& contenders
     // The order rotates, so that no contender always follows the same other one.
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       auto& contender = contenders[(turn + i) % contenders.size()];
-      context.meeting.meet();
+      context.barrier.wait();
       (void)contender.time(2);
       contender.turns_s.push_back(mean(contender.time(calls)));
     }
@@ -86,7 +94,7 @@ void measure_lag_cost(RankContext const& context) {
     auto sets = context.make_buffers(bytes, largest_lag);
     measure_size(context, contenders, sets, bytes);
   }
-  context.meeting.meet();
+  context.barrier.wait();
 }
 
 }  // namespace headway::benchmarks

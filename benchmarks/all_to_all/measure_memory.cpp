@@ -1,3 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures how much memory a group takes: what the library says it reserves, and what the kernel says is resident.
+//
+// Reserved memory that was never touched has no pages, so it is read three times: before the group, after it
+// connected, and after enough exchanges to touch each slot. Resident memory is proportional (Pss): a page that four
+// ranks map counts as a quarter at each, so the sum over the ranks is right. The buffers of the benchmark are filled
+// before the first reading, and cancel out.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -32,22 +41,22 @@ void measure_memory(RankContext const& context) {
   std::size_t const bytes = context.settings.sizes.front();
   auto sets = context.make_buffers(bytes, lag);
   for (auto& set : sets) set.fill(0);
-  context.meeting.meet();
+  context.barrier.wait();
   double const before = proportional_bytes();
-  context.meeting.meet();
+  context.barrier.wait();
 
   auto const exchange = context.connect(context, lag, "memory");
   exchange->use(sets);
-  context.meeting.meet();
+  context.barrier.wait();
   double const connected = proportional_bytes();
-  context.meeting.meet();
+  context.barrier.wait();
   // Two rounds touch every slot that calls of this size use: depth is 2 * (lag + 1), and a round has lag + 1 calls.
   for (std::uint64_t round = 0; round < 4; ++round) exchange_and_check(*exchange, sets, round);
-  context.meeting.meet();
+  context.barrier.wait();
   double const used = proportional_bytes();
 
   auto const reserved = static_cast<double>(exchange->reserved_bytes());
-  auto const columns = context.meeting.gather(std::array{reserved, connected - before, used - before});
+  auto const columns = context.barrier.gather(std::array{reserved, connected - before, used - before});
   if (!context.is_root()) return;
   JsonObject point;
   point.add("name", "group_memory").add("params", context.params(bytes, lag)).add("system", context.system);

@@ -1,3 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures rows of exchanges: `count` of them, one after the other, from a common start to the end of the last.
+//
+// A row of one shows what an exchange costs when ranks begin together, as they do after a collective. In a long row
+// ranks drift apart by the disturbances of the host, and a bound above 0 lets them: the time per exchange falls with
+// the length of the row if lag helps. time_calls() does not show that, since it fills the pipeline before the clock
+// runs.
+
 #include "call_loop.hpp"
 #include "measurements.hpp"
 
@@ -16,7 +25,7 @@ std::size_t default_rows(std::size_t count) { return std::clamp<std::size_t>(20'
 double time_row(RankContext const& context, Exchange& exchange, std::size_t count) {
   int const lag = context.settings.lag;
   auto const sets = static_cast<std::size_t>(lag) + 1;
-  context.meeting.meet();
+  context.barrier.wait();
   auto const start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < count; ++i) {
     exchange.start(i % sets);
@@ -32,7 +41,7 @@ void measure_count(RankContext const& context, Exchange& exchange, std::size_t b
   std::vector<double> per_call_s;
   for (std::size_t row = 0; row < rows; ++row) per_call_s.push_back(time_row(context, exchange, count));
   auto const summary = summarize(per_call_s);
-  auto const medians = context.meeting.gather(std::vector{summary.median_s})[0];
+  auto const medians = context.barrier.gather(std::vector{summary.median_s})[0];
   if (!context.is_root()) return;
   JsonObject point;
   auto params = context.params(bytes_per_rank, context.settings.lag);
@@ -55,7 +64,7 @@ void measure_sequence(RankContext const& context) {
     for (std::size_t const count : context.settings.counts) measure_count(context, *exchange, bytes, count);
     exchange_and_check(*exchange, sets, 1);
   }
-  context.meeting.meet();
+  context.barrier.wait();
 }
 
 }  // namespace headway::benchmarks

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The benchmark's exchange with MPI: MPI_Alltoallv where every call completes at once, MPI_Ialltoallv with a queue of
+// requests where exchanges may lag.
+
 #include "program.hpp"
 
 #include <mpi.h>
@@ -95,8 +100,8 @@ class MpiExchange final : public Exchange {
 
 std::unique_ptr<Exchange> connect_mpi(RankContext const& context, int lag, std::string const&) {
   Settings const& settings = context.settings;
-  if (settings.slot_bytes || settings.pull_bytes || !settings.engine.empty()) {
-    throw SettingsError("--slot-bytes, --pull-bytes and --engine are for Headway alone");
+  if (settings.slot_bytes || settings.get_bytes || !settings.transport.empty()) {
+    throw SettingsError("--slot-bytes, --get-bytes and --transport are for Headway alone");
   }
   int rank = -1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

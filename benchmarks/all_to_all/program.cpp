@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs a measurement on all ranks: this process is one rank of a launcher, or forks all ranks itself.
+
 #include "program.hpp"
 
 #include "forked_ranks.hpp"
 #include "measurements.hpp"
 #include "rank_program.hpp"
-#include "temporary_directory.hpp"
 
 #include <filesystem>
 
@@ -33,14 +36,14 @@ int measure_as(Settings const& settings, RankIdentity identity, std::filesystem:
   if (settings.registered && !system.allocate_registered) {
     throw SettingsError("--registered: " + system.name + " has no memory of its own for blocks");
   }
-  return run_rank(settings, identity, store, [&](Meeting& meeting) {
+  return run_rank(settings, identity, store, [&](RankBarrier& barrier) {
     measure({.settings = settings,
              .identity = identity,
              .store = store,
              .system = system.name,
              .connect = system.connect,
              .allocate = settings.registered ? system.allocate_registered : allocate_plain,
-             .meeting = meeting});
+             .barrier = barrier});
   });
 }
 

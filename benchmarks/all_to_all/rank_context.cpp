@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "rank_context.hpp"
 
 namespace headway::benchmarks {
@@ -15,8 +16,8 @@ JsonObject RankContext::params(std::size_t bytes_per_rank, int lag) const {
   params.add("ranks", identity.ranks).add("bytes_per_rank", bytes_per_rank).add("lag", lag);
   params.add("split", settings.split_name);
   if (settings.slot_bytes) params.add("slot_bytes", *settings.slot_bytes);
-  if (settings.pull_bytes) params.add("pull_bytes", *settings.pull_bytes);
-  if (!settings.engine.empty()) params.add("engine", settings.engine);
+  if (settings.get_bytes) params.add("pull_bytes", *settings.get_bytes);
+  if (!settings.transport.empty()) params.add("engine", settings.transport);
   if (settings.registered) params.add("memory", "registered");
   return params;
 }

@@ -1,9 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "exchange.hpp"
 #include "json_object.hpp"
-#include "meeting.hpp"
-#include "rank_identity.hpp"
+#include "rank_barrier.hpp"
 #include "sample_summary.hpp"
 #include "settings.hpp"
 
@@ -26,7 +26,7 @@ struct RankContext {
   std::string system;
   Connect connect;
   Allocate allocate;
-  Meeting& meeting;
+  RankBarrier& barrier;
 
   [[nodiscard]] bool is_root() const { return identity.rank == 0; }
   /// Allocates one set of buffers for each call that may be in flight: lag + 1.

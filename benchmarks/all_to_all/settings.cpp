@@ -1,4 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "settings.hpp"
+
+#include <cstdlib>
+#include <string>
+#include <utility>
 
 namespace headway::benchmarks {
 
@@ -31,8 +36,9 @@ Settings parse_settings(Arguments arguments) {
       {"--lags", numbers(settings.lags, 0, kMaxLag)},
       {"--counts", numbers(settings.counts, 1, kMaxCalls)},
       {"--slot-bytes", number(settings.slot_bytes, std::size_t{64}, kMaxBytes)},
-      {"--pull-bytes", number(settings.pull_bytes, std::size_t{0}, kMaxBytes)},
-      {"--engine", choice(settings.engine, {{"auto", "auto"}, {"shm", "shm"}, {"tcp", "tcp"}, {"verbs", "verbs"}})},
+      {"--get-bytes", number(settings.get_bytes, std::size_t{0}, kMaxBytes)},
+      {"--transport",
+       choice(settings.transport, {{"auto", "auto"}, {"shm", "shm"}, {"tcp", "tcp"}, {"verbs", "verbs"}})},
       {"--registered", &settings.registered},
       {"--bind", &settings.bind},
       {"--time-limit", number(settings.time_limit, 1, 86'400)},
@@ -59,11 +65,28 @@ std::string usage(std::string const& program) {
          "  --time-limit S    end after this time (300)\n"
          "Headway alone:\n"
          "  --ranks N         processes to start\n"
-         "  --slot-bytes B, --pull-bytes B, --engine auto|shm|tcp|verbs   as in GroupOptions\n"
+         "  --slot-bytes B, --get-bytes B, --transport auto|shm|tcp|verbs   as in GroupOptions\n"
          "  --registered      blocks lie in memory of headway::comm::allocate()\n"
          "Ranks started by another program:\n"
          "  --store DIR       empty directory that all ranks share; rank and size come from mpirun,\n"
          "  --rank R          or from this and --ranks\n";
+}
+
+std::optional<RankIdentity> find_rank_identity(Settings const& settings) {
+  if (settings.rank) {
+    if (*settings.rank >= settings.ranks) {
+      throw SettingsError("--rank " + std::to_string(*settings.rank) + " needs a larger --ranks");
+    }
+    return RankIdentity{.rank = *settings.rank, .ranks = settings.ranks};
+  }
+  constexpr std::pair<char const*, char const*> kLaunchers[] = {
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}, {"SLURM_PROCID", "SLURM_NTASKS"}};
+  for (auto const& [rank_name, size_name] : kLaunchers) {
+    char const* const rank = std::getenv(rank_name);
+    char const* const size = std::getenv(size_name);
+    if (rank != nullptr && size != nullptr) return RankIdentity{.rank = std::atoi(rank), .ranks = std::atoi(size)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace headway::benchmarks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "rank_program.hpp"
@@ -35,15 +36,19 @@ struct Settings : RankSettings {
   std::vector<int> lags{0, 1, 2, 3, 4};                              ///< Bounds of kLagCost.
   std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< Calls per row of kSequence.
   std::optional<std::size_t> slot_bytes;                             ///< Largest block that lags; empty: the default.
-  std::optional<std::size_t> pull_bytes;                             ///< GroupOptions::pull_bytes; empty: the default.
-  std::string engine;                                                ///< Empty: the system's default.
-  bool registered = false;  ///< Allocate blocks in memory that the system keeps registered.
-  double idle_s = 2.0;      ///< Seconds that kIdle measures.
+  std::optional<std::size_t> get_bytes;  ///< GroupOptions::min_get_bytes; empty: the default.
+  std::string transport;                 ///< Empty: the system's default.
+  bool registered = false;               ///< Allocate blocks in memory that the system keeps registered.
+  double idle_s = 2.0;                   ///< Seconds that kIdle measures.
 };
 
 /// @throws SettingsError
 Settings parse_settings(Arguments arguments);
 /// Text of --help.
 std::string usage(std::string const& program);
+
+/// Rank and size from --rank and --ranks, or from the variables of mpirun and srun; none if neither is set.
+/// @throws SettingsError if --rank is not below --ranks.
+std::optional<RankIdentity> find_rank_identity(Settings const& settings);
 
 }  // namespace headway::benchmarks

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Block sizes of the splits. Both sides of a block compute its size on their own, so rounding must agree: borders
+// between blocks are rounded, not the blocks, and the borders of a source add up to its bytes.
+
 #include "split.hpp"
 
 #include <algorithm>

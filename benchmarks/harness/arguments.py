@@ -1,19 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that the benchmarks share."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from dlrm_examples.support.command_line import at_least as whole_number
+from dlrm_examples.support.command_line import program_name
 
 USAGE_ERROR = 2
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line, without repeating the usage."""
+    """Reports a wrong argument in one line, without the usage. That of ``headway.cli`` would import torch."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with one line on stderr."""
@@ -33,19 +36,6 @@ def size(text: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def whole_number(lowest: int) -> Callable[[str], int]:
-    """Returns the argparse type of an integer that is at least ``lowest``."""
-
-    def parse(text: str) -> int:
-        if not text.removeprefix("-").isdecimal():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-        if int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"must be at least {lowest}, not {text}")
-        return int(text)
-
-    return parse
-
-
 def make_parser(
     name: str,
     description: str,
@@ -60,10 +50,11 @@ def make_parser(
 
     ``--sizes`` and ``--against`` accept values separated by commas or spaces.
     """
-    started = Path(sys.argv[0]).name
-    program = sys.argv[0] if started.startswith("headway ") else f"python -m benchmarks.{name}"
     parser = OneLineParser(
-        prog=program, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program_name(f"benchmarks.{name}"),
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--ranks",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares measured points with the bars of the project: the minimum ratio of a release, and the ratio aimed at."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.points import Point, read_json_lines
-from benchmarks.harness.table import format_bytes, format_table
+from dlrm_examples.support.text_table import format_bytes, format_table
 
 _FEWEST_CORES_RANKS = 8
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared parts of the benchmarks of embedding layers: dynamic tables beside FBGEMM's static tables."""
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, Tab
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.points import Params, Point
-from benchmarks.harness.table import format_ratio, format_table, format_time
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
+from dlrm_examples.support.data.zipf import draw_zipf
+from dlrm_examples.support.text_table import format_ratio, format_table, format_time
 
 FBGEMM, HEADWAY = "fbgemm", "headway"
 #: Multiplier that turns rows of a static table into ids. It is odd, so no two ids are equal.

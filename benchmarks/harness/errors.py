@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors that the user of a benchmark can act on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a host has enough GPUs, and keeps a GPU busy."""
 
 from __future__ import annotations

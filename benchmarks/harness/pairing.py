@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ratios of two systems that are measured in turns, so that slow drifts of the machine cancel.
 
 Idea: in every round each system runs once, one right after the other. A round is compared with itself: its ratio is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PNG plots of points: lines of time over a parameter, with the band from the 5% to the 95% quantile."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.points import Point
 
@@ -25,6 +27,33 @@ class Panel:
     y_label: str = "time of a call (us)"
     log_y: bool = True
     log_x: bool = True
+
+
+def split_panels(
+    points: Sequence[Point],
+    *by: str,
+    title: str,
+    x: str | Callable[[Point], float],
+    x_label: str | None = None,
+    **options: Any,
+) -> list[Panel]:
+    """One panel for each combination of the parameters ``by``.
+
+    Args:
+        title: a format string of parameters, such as ``"{ranks} ranks"``.
+        x: a parameter, or the position of a point.
+        x_label: by default the name of the parameter.
+        options: further fields of the panels.
+    """
+    groups: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
+    for point in points:
+        groups[tuple(point.params[name] for name in by)].append(point)
+    position = (lambda point: float(point.params[x])) if isinstance(x, str) else x
+    label = x_label or str(x).replace("_", " ")
+    return [
+        Panel(title=title.format(**group[0].params), points=group, x=position, x_label=label, **options)
+        for group in groups.values()
+    ]
 
 
 def save_plot(path: Path, panels: Sequence[Panel]) -> bool:

@@ -1,13 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """One measured point (parameters, system, times), in the form that programs print and files hold."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,12 @@ class Point:
     name: str
     params: Params
     system: str
-    median_s: float | None
-    p5_s: float | None
-    p95_s: float | None
-    samples: int
-    rate: float | None
-    unit: str
+    median_s: float | None = None
+    p5_s: float | None = None
+    p95_s: float | None = None
+    samples: int = 1
+    rate: float | None = None
+    unit: str = ""
     ratio: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -41,81 +39,30 @@ class Point:
         return (("name", self.name), *sorted(self.params.items()))
 
 
+_FIELDS = [each.name for each in fields(Point) if each.name != "extra"]
+
+
 def parse_point(line: str) -> Point:
     """Parses a line that a program or an earlier run wrote.
 
     Raises:
         ValueError: the line is not a JSON object with the fields of a point.
     """
-    fields = json.loads(line)
-    if not isinstance(fields, dict) or not {"name", "params", "system"} <= fields.keys():
+    found = json.loads(line)
+    if not isinstance(found, dict) or not {"name", "params", "system"} <= found.keys():
         raise ValueError(f"not a point: {line[:80]}")
-    return Point(
-        name=fields.pop("name"),
-        params=fields.pop("params"),
-        system=fields.pop("system"),
-        median_s=fields.pop("median_s", None),
-        p5_s=fields.pop("p5_s", None),
-        p95_s=fields.pop("p95_s", None),
-        samples=fields.pop("samples", 1),
-        rate=fields.pop("rate", None),
-        unit=fields.pop("unit", ""),
-        ratio=fields.pop("ratio", None),
-        extra=fields,
-    )
+    known = {name: found.pop(name) for name in _FIELDS if name in found}
+    return Point(**known, extra=found)
 
 
 def fields_of(point: Point) -> dict[str, Any]:
     """Returns the fields of the JSON object of a point; ``parse_point`` reads it back."""
-    return {
-        "name": point.name,
-        "params": point.params,
-        "system": point.system,
-        "median_s": point.median_s,
-        "p5_s": point.p5_s,
-        "p95_s": point.p95_s,
-        "samples": point.samples,
-        "rate": point.rate,
-        "unit": point.unit,
-        "ratio": point.ratio,
-        **point.extra,
-    }
-
-
-def write_json_lines(path: Path, points: Iterable[Point]) -> None:
-    """Writes one line per point, with the commit of the checkout and the machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    origin = {"commit": current_commit(), "machine": describe_machine()}
-    with path.open("w", encoding="utf-8") as file:
-        for point in points:
-            file.write(json.dumps({**fields_of(point), **origin}) + "\n")
+    return {**{name: getattr(point, name) for name in _FIELDS}, **point.extra}
 
 
 def read_json_lines(path: Path) -> list[Point]:
-    """Reads the points of a file that ``write_json_lines`` wrote."""
+    """Reads the points of a file of results."""
     return [parse_point(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-def current_commit() -> str:
-    """Returns the commit of this file's checkout: with ``+`` if files differ, ``unknown`` outside of a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def describe_machine() -> str:
-    """Names the processor and the number of processors that this process may use."""
-    model = platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def systems_of(points: Sequence[Point]) -> list[str]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program, and ends it with all processes that it started even if this process is ended."""
 
 from __future__ import annotations

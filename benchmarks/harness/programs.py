@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds and starts the C++ benchmark programs, alone or under mpirun, and reads the points they print."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures, prints, saves and plots the points of a benchmark."""
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.plots import Panel, save_plot
-from benchmarks.harness.points import Point, write_json_lines
+from benchmarks.harness.points import Point, fields_of
+from dlrm_examples.support.provenance import write_json_lines
 
 
 def measure_and_report(
@@ -33,7 +35,7 @@ def measure_and_report(
         return 1
     print(format_points(points))
     if options.json is not None:
-        write_json_lines(options.json, points)
+        write_json_lines(options.json, map(fields_of, points))
     if drawn := panels(points):
         save_plot(options.out / f"{name}.png", drawn)
     return 0

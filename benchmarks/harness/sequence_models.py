@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of one table and three layers per embedding, with dynamic tables or with TorchRec's managed collisions."""
 
 from __future__ import annotations

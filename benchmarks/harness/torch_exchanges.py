@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared parts of the benchmarks of ``torch.distributed.all_to_all_single``: options and points."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets systems take turns: every round runs each of them once, in alternating order."""
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "attention_inputs.hpp"
-#include "cuda/cuda_check.hpp"
 #include "cuda/element.cuh"
+#include "headway/base/cuda_check.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
 namespace headway::benchmarks {
-
-using kernels::check;
 
 namespace {
 
@@ -35,7 +34,7 @@ void AttentionInputs::Free::operator()(void* memory) const { static_cast<void>(c
 
 void* AttentionInputs::allocate(std::size_t size_bytes) {
   void* memory = nullptr;
-  check(cudaMalloc(&memory, std::max<std::size_t>(size_bytes, 1)), "cudaMalloc");
+  base::check_cuda(cudaMalloc(&memory, std::max<std::size_t>(size_bytes, 1)), "cudaMalloc");
   memory_.emplace_back(memory);
   return memory;
 }
@@ -45,14 +44,14 @@ void* AttentionInputs::random_rows(std::int64_t num_elements) {
   constexpr int kThreads = 256;
   auto const num_blocks = static_cast<unsigned>((num_elements + kThreads - 1) / kThreads);
   fill_random<<<num_blocks, kThreads>>>(rows, num_elements, memory_.size());
-  check(cudaGetLastError(), "fill_random");
+  base::check_cuda(cudaGetLastError(), "fill_random");
   return rows;
 }
 
 template <class T>
 T* AttentionInputs::copy_of(std::vector<T> const& values) {
   void* const memory = allocate(values.size() * sizeof(T));
-  check(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  base::check_cuda(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
   return static_cast<T*>(memory);
 }
 

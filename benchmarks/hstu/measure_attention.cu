@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Times the kernels of HSTU attention on a Hopper GPU and prints one JSON line per point.
 // An argument such as "dim128" or "backward" selects the points whose name contains it.
 
 #include "attention_inputs.hpp"
-#include "cuda/cuda_check.hpp"
+#include "headway/base/cuda_check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -16,27 +18,26 @@
 namespace headway::benchmarks {
 namespace {
 
-using kernels::check;
-
 /// Milliseconds of each call except the first, sorted.
 template <class Call>
 std::vector<float> measure(Call call) {
   constexpr int kSamples = 15;
   cudaEvent_t events[kSamples + 1];
-  for (cudaEvent_t& event : events) check(cudaEventCreate(&event), "cudaEventCreate");
+  for (cudaEvent_t& event : events) base::check_cuda(cudaEventCreate(&event), "cudaEventCreate");
   call();
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check(cudaEventRecord(events[0]), "cudaEventRecord");
+  base::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  base::check_cuda(cudaEventRecord(events[0]), "cudaEventRecord");
   for (int i = 0; i < kSamples; ++i) {
     call();
-    check(cudaEventRecord(events[i + 1]), "cudaEventRecord");
+    base::check_cuda(cudaEventRecord(events[i + 1]), "cudaEventRecord");
   }
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  base::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   std::vector<float> times(kSamples);
   for (int i = 0; i < kSamples; ++i) {
-    check(cudaEventElapsedTime(&times[static_cast<std::size_t>(i)], events[i], events[i + 1]), "cudaEventElapsedTime");
+    base::check_cuda(cudaEventElapsedTime(&times[static_cast<std::size_t>(i)], events[i], events[i + 1]),
+                     "cudaEventElapsedTime");
   }
-  for (cudaEvent_t const event : events) check(cudaEventDestroy(event), "cudaEventDestroy");
+  for (cudaEvent_t const event : events) base::check_cuda(cudaEventDestroy(event), "cudaEventDestroy");
   std::sort(times.begin(), times.end());
   return times;
 }

@@ -1,3 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Times messages of several systems in turns. Whatever disturbs the host, such as another job or a changing clock
+// rate, then hits all systems alike, and each turn of one can be compared with the same turn of another.
+//
+// Example: 2 systems, 3 rounds. The turns are A B | B A | A B | B A; the first round warms up and is not counted. Odd
+// rounds go backwards, so that neither system always comes first.
+//
+// Each system is checked before and after the measurement: 16 messages (kSlots) with bytes of their own in both
+// directions, compared byte by byte in the receiver's slots. Messages of a ping-pong also carry a count that is
+// checked while the clock runs: a transport that is fast because it loses data must not win.
+
 #include "measure_put.hpp"
 
 #include "json_object.hpp"
@@ -15,58 +27,61 @@ namespace {
 /// Seconds of one system, one entry per turn.
 using Samples = std::vector<double>;
 
-void send(NamedEnd& system, std::size_t bytes) {
-  system.end.send(bytes);
+/// Sends a message, and counts it: the other rank awaits as many.
+void send(NamedChannel& system, std::size_t bytes) {
+  system.channel.send(bytes);
   ++system.num_sent;
 }
 
-void wait_for(NamedEnd& system, std::uint64_t count) { system.end.wait_for(system.num_awaited += count); }
+void wait_for(NamedChannel& system, std::uint64_t count) { system.channel.wait_for(system.num_awaited += count); }
 
+/// Byte `place` of a message. Differs for ranks, messages and neighbouring places, so that a byte of another message
+/// or at another place is noticed.
 std::byte pattern(int rank, std::uint64_t message, std::size_t place) {
   return static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 131 + message * 29 + place * 7 + place / 251);
 }
 
 /// Sends kSlots different messages in both directions and compares every byte.
-void exchange_and_check(NamedEnd& system, int rank, std::size_t bytes, Meeting& meeting) {
-  auto const source = system.end.source().first(bytes);
+void exchange_and_check(NamedChannel& system, int rank, std::size_t bytes, RankBarrier& barrier) {
+  auto const source = system.channel.source().first(bytes);
   std::uint64_t const first_sent = system.num_sent, first_awaited = system.num_awaited;
-  for (std::uint64_t i = 0; i < MessageEnd::kSlots; ++i) {
-    std::ranges::fill(system.end.slot(first_awaited + i), std::byte{0xa5});
+  for (std::uint64_t i = 0; i < MessageChannel::kSlots; ++i) {
+    std::ranges::fill(system.channel.slot(first_awaited + i), std::byte{0xa5});
   }
-  meeting.meet();
-  for (std::uint64_t message = first_sent; message < first_sent + MessageEnd::kSlots; ++message) {
+  barrier.wait();
+  for (std::uint64_t message = first_sent; message < first_sent + MessageChannel::kSlots; ++message) {
     for (std::size_t place = 0; place < bytes; ++place) source[place] = pattern(rank, message, place);
     send(system, bytes);
     // Wait here: the next message puts other bytes in the same source.
     wait_for(system, 1);
-    system.end.flush();
-    meeting.meet();
+    system.channel.flush();
+    barrier.wait();
   }
   for (std::uint64_t message = first_awaited; message < system.num_awaited; ++message) {
-    auto const landed = system.end.slot(message);
+    auto const landed = system.channel.slot(message);
     for (std::size_t place = 0; place < bytes; ++place) {
       if (landed[place] != pattern(1 - rank, message, place)) throw std::runtime_error(system.name + ": a wrong byte");
     }
   }
-  meeting.meet();
+  barrier.wait();
 }
 
 /// Sends one message at a time back and forth. Its first bytes are a count that the receiver checks. @returns seconds
 /// per message.
-double ping_pong(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
-  auto const source = system.end.source();
+double ping_pong(NamedChannel& system, int rank, std::size_t bytes, std::size_t calls) {
+  auto const source = system.channel.source();
   auto const begin = std::chrono::steady_clock::now();
   for (std::size_t call = 0; call < calls; ++call) {
     if (rank == 0) {
       std::memcpy(source.data(), &system.num_sent, std::min(bytes, sizeof system.num_sent));
       send(system, bytes);
     }
-    std::uint64_t const number = system.num_awaited;
+    std::uint64_t const seq = system.num_awaited;
     wait_for(system, 1);
-    if (std::memcmp(system.end.slot(number).data(), &number, std::min(bytes, sizeof number)) != 0) {
+    if (std::memcmp(system.channel.slot(seq).data(), &seq, std::min(bytes, sizeof seq)) != 0) {
       throw std::runtime_error(system.name + ": a wrong count");
     }
-    system.end.flush();
+    system.channel.flush();
     if (rank == 0) continue;
     std::memcpy(source.data(), &system.num_sent, std::min(bytes, sizeof system.num_sent));
     send(system, bytes);
@@ -77,7 +92,7 @@ double ping_pong(NamedEnd& system, int rank, std::size_t bytes, std::size_t call
 
 /// Sends in one direction, as many in flight as the system allows, until an answer confirms the last one. @returns
 /// seconds per message.
-double stream(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
+double stream(NamedChannel& system, int rank, std::size_t bytes, std::size_t calls) {
   auto const begin = std::chrono::steady_clock::now();
   if (rank == 0) {
     for (std::size_t call = 0; call < calls; ++call) send(system, bytes);
@@ -86,23 +101,24 @@ double stream(NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) 
     wait_for(system, calls);
     send(system, sizeof(std::uint64_t));
   }
-  system.end.flush();
+  system.channel.flush();
   std::chrono::duration<double> const passed = std::chrono::steady_clock::now() - begin;
   return passed.count() / static_cast<double>(calls);
 }
 
-double take_turn(PutSettings const& settings, NamedEnd& system, int rank, std::size_t bytes, std::size_t calls) {
+double take_turn(PutSettings const& settings, NamedChannel& system, int rank, std::size_t bytes, std::size_t calls) {
   return settings.mode == PutMode::kPingPong ? ping_pong(system, rank, bytes, calls)
                                              : stream(system, rank, bytes, calls);
 }
 
+/// Seconds per message of each system and turn, without the first round.
 std::vector<Samples> take_turns(PutSettings const& settings, int rank, std::size_t bytes,
-                                std::vector<NamedEnd>& systems, Meeting& meeting) {
+                                std::vector<NamedChannel>& systems, RankBarrier& barrier) {
   std::vector<Samples> samples(systems.size());
   for (std::size_t round = 0; round <= settings.rounds; ++round) {
     for (std::size_t turn = 0; turn < systems.size(); ++turn) {
       std::size_t const which = round % 2 == 0 ? turn : systems.size() - 1 - turn;
-      meeting.meet();
+      barrier.wait();
       double const seconds = take_turn(settings, systems[which], rank, bytes, settings.calls);
       if (round > 0) samples[which].push_back(seconds);  // The first round warms up.
     }
@@ -118,7 +134,7 @@ SampleSummary compare(Samples const& reference, Samples const& samples) {
 }
 
 void print_points(PutSettings const& settings, std::string const& device, std::size_t bytes,
-                  std::vector<NamedEnd> const& systems, std::vector<Samples> const& samples) {
+                  std::vector<NamedChannel> const& systems, std::vector<Samples> const& samples) {
   bool const is_ping_pong = settings.mode == PutMode::kPingPong;
   for (std::size_t which = 0; which < systems.size(); ++which) {
     JsonObject point, params;
@@ -137,12 +153,12 @@ void print_points(PutSettings const& settings, std::string const& device, std::s
 
 }  // namespace
 
-void measure_put(PutSettings const& settings, int rank, std::string const& device, std::vector<NamedEnd>& systems,
-                 Meeting& meeting) {
+void measure_put(PutSettings const& settings, int rank, std::string const& device, std::vector<NamedChannel>& systems,
+                 RankBarrier& barrier) {
   for (std::size_t const bytes : settings.sizes) {
-    for (auto& system : systems) exchange_and_check(system, rank, bytes, meeting);
-    auto const samples = take_turns(settings, rank, bytes, systems, meeting);
-    for (auto& system : systems) exchange_and_check(system, rank, bytes, meeting);
+    for (auto& system : systems) exchange_and_check(system, rank, bytes, barrier);
+    auto const samples = take_turns(settings, rank, bytes, systems, barrier);
+    for (auto& system : systems) exchange_and_check(system, rank, bytes, barrier);
     if (rank == 0) print_points(settings, device, bytes, systems, samples);
   }
 }

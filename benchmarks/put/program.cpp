@@ -1,10 +1,14 @@
-#include "bare_end.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Compares a put through Headway's RDMA transport with the same write in plain verbs: two forked ranks, one size
+// after the other. The difference is what the transport itself costs.
+
 #include "forked_ranks.hpp"
-#include "headway_end.hpp"
+#include "headway_channel.hpp"
 #include "measure_put.hpp"
 #include "put_settings.hpp"
 #include "rank_program.hpp"
-#include "temporary_directory.hpp"
+#include "verbs_channel.hpp"
 
 #include <headway/comm/store.hpp>
 
@@ -19,26 +23,26 @@ namespace {
 
 constexpr int kRanks = 2;
 
-std::string text(BareAddress const& address) {
+std::string text(VerbsAddress const& address) {
   return address.device + ":" + std::to_string(address.port) + ":" + std::to_string(address.gid_index);
 }
 
-void measure(PutSettings const& settings, int rank, std::filesystem::path const& folder, Meeting& meeting) {
+void measure(PutSettings const& settings, int rank, std::filesystem::path const& folder, RankBarrier& barrier) {
   comm::FileStore store(folder / "store");
   std::size_t const max_bytes = std::max(*std::ranges::max_element(settings.sizes), sizeof(std::uint64_t));
-  HeadwayEnd headway(rank, settings.device, max_bytes, store);
-  BareEnd bare(rank, headway.address(), max_bytes, store);
-  meeting.meet();
-  std::vector<NamedEnd> systems{{"headway", headway}, {"libibverbs", bare}};
-  measure_put(settings, rank, text(headway.address()), systems, meeting);
-  meeting.meet();
+  HeadwayChannel headway(rank, settings.device, max_bytes, store);
+  VerbsChannel verbs(rank, headway.address(), max_bytes, store);
+  barrier.wait();
+  std::vector<NamedChannel> systems{{"headway", headway}, {"libibverbs", verbs}};
+  measure_put(settings, rank, text(headway.address()), systems, barrier);
+  barrier.wait();
 }
 
 int run(PutSettings const& settings) {
   TemporaryDirectory const folder;
   return run_forked_ranks(kRanks, [&](int rank) {
     return run_rank(settings, {.rank = rank, .ranks = kRanks}, folder.path(),
-                    [&](Meeting& meeting) { measure(settings, rank, folder.path(), meeting); });
+                    [&](RankBarrier& barrier) { measure(settings, rank, folder.path(), barrier); });
   });
 }
 

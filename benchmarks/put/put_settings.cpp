@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "put_settings.hpp"
 
-#include "bare_end.hpp"
+#include "verbs_channel.hpp"
 
 namespace headway::benchmarks {
 
@@ -11,7 +12,7 @@ PutSettings parse_put_settings(Arguments arguments) {
       {"--mode", choice(settings.mode, {{"ping_pong", PutMode::kPingPong}, {"stream", PutMode::kStream}})},
       {"--sizes", numbers(settings.sizes, 1, kMaxBytes)},
       {"--rounds", number(settings.rounds, 1, 1'000'000)},
-      {"--calls", number(settings.calls, 1u, BareEnd::kReceives - 1)},
+      {"--calls", number(settings.calls, 1u, VerbsChannel::kReceives - 1)},
       {"--device", [&](auto, auto text) { settings.device = text; }},
       {"--bind", &settings.bind},
       {"--time-limit", number(settings.time_limit, 1, 86'400)},
@@ -21,7 +22,8 @@ PutSettings parse_put_settings(Arguments arguments) {
 }
 
 std::string put_usage(std::string const& program) {
-  return "Times puts with tag of engine verbs between two ranks of this host beside RDMA WRITE_WITH_IMM of libibverbs\n"
+  return "Times puts with tag of transport verbs between two ranks of this host beside RDMA WRITE_WITH_IMM of "
+         "libibverbs\n"
          "alone, in turns, and prints one JSON line a point; every result is checked before and after.\n\n"
          "usage: " +
          program +

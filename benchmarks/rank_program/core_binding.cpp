@@ -1,4 +1,13 @@
-#include "core_binding.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Assigns cores to ranks. Two hardware threads of one core share its units, so ranks get a core each as long as there
+// are enough.
+//
+// Example: CPUs 0 and 2 are hardware threads of one core, 1 and 3 of another. The order is 0, 1, 2, 3: the first
+// threads of both cores, then the second ones. If 0 and 1 shared a core, it would be 0, 2, 1, 3. With five ranks the
+// last one shares CPU 0 with the first.
+
+#include "rank_program.hpp"
 
 #include <sched.h>
 

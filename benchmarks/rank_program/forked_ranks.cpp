@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs ranks as forked processes. If one fails, the others get five seconds to end by themselves and are killed then,
+// so no rank outlives the benchmark.
+
 #include "forked_ranks.hpp"
 
 #include <signal.h>
@@ -8,7 +13,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -16,6 +23,7 @@ namespace headway::benchmarks {
 
 namespace {
 
+/// Time that the other ranks have to report their own errors after the first failure.
 constexpr auto kGrace = std::chrono::seconds(5);
 
 [[noreturn]] void run_child(pid_t parent, int rank, std::function<int(int)> const& body) {
@@ -59,6 +67,17 @@ int run_forked_ranks(int ranks, std::function<int(int)> const& body) {
     }
   }
   return failed == 0 ? 0 : 1;
+}
+
+TemporaryDirectory::TemporaryDirectory() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "headway-bench-XXXXXX").string();
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::system_error(errno, std::generic_category(), "mkdtemp");
+  path_ = pattern;
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;  // A failure is ignored: nothing depends on the removal.
+  std::filesystem::remove_all(path_, ignored);
 }
 
 }  // namespace headway::benchmarks

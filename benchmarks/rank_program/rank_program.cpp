@@ -1,6 +1,9 @@
-#include "rank_program.hpp"
+// SPDX-License-Identifier: Apache-2.0
 
-#include "core_binding.hpp"
+// Body of a benchmark's rank with limits around it: it ends with its parent, and an alarm ends it if the system under
+// test hangs.
+
+#include "rank_program.hpp"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -31,18 +34,18 @@ int run_main(int argc, char** argv, std::string (*usage)(std::string const&),
 }
 
 int run_rank(RankSettings const& settings, RankIdentity identity, std::filesystem::path const& folder,
-             std::function<void(Meeting&)> const& measure) try {
-  // A rank ends with its parent. The alarm ends a rank that hangs inside the system under test. The meeting's time
+             std::function<void(RankBarrier&)> const& measure) try {
+  // A rank ends with its parent. The alarm ends a rank that hangs inside the system under test. The barrier's time
   // limit ends a rank that waits for it.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::alarm(static_cast<unsigned>(settings.time_limit.count()) + 5);
   if (settings.bind) bind_to_core(identity.rank);
-  Meeting meeting(folder / "meeting", identity.rank, identity.ranks, settings.time_limit);
+  RankBarrier barrier(folder / "barrier", identity.rank, identity.ranks, settings.time_limit);
   try {
-    measure(meeting);
+    measure(barrier);
     return 0;
   } catch (...) {
-    meeting.fail();
+    barrier.fail();
     throw;
   }
 } catch (SettingsError const&) {

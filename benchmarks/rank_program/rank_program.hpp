@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "meeting.hpp"
 #include "options.hpp"
+#include "rank_barrier.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -26,9 +27,13 @@ struct RankSettings {
 /// status: that of `run`, 2 for a SettingsError, 1 for any other error.
 int run_main(int argc, char** argv, std::string (*usage)(std::string const&), std::function<int(Arguments)> const& run);
 
-/// Body of one rank: measure(meeting of the ranks that share `folder`), under the limits of `settings`. Errors are one
+/// Body of one rank: measure(barrier of the ranks that share `folder`), under the limits of `settings`. Errors are one
 /// line on stderr. @returns the exit status. @throws SettingsError if `measure` does.
 int run_rank(RankSettings const& settings, RankIdentity identity, std::filesystem::path const& folder,
-             std::function<void(Meeting&)> const& measure);
+             std::function<void(RankBarrier&)> const& measure);
+
+/// Pins this thread, and threads that it starts later, to the core of its rank. Ranks take the first hardware thread of
+/// each allowed core, then the second ones; ranks beyond the last CPU start over. @throws std::system_error
+void bind_to_core(int rank);
 
 }  // namespace headway::benchmarks

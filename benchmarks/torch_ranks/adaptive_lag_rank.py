@@ -1,15 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the adaptive-lag benchmark: loops with several patterns of lateness, under fixed bounds and "auto".
 
-Started by ``benchmarks.adaptive_lag`` with one argument, a JSON object with the fields of ``RankSettings``.
+Started by ``benchmarks.adaptive_lag`` with the fields of ``RankSettings``.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import headway
 import numpy as np
@@ -17,12 +18,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from benchmarks.torch_ranks.joining import join, leave
-
 _ROW_BYTES = 256
 _WARM_UP_STEPS = 5
 
-Bound = int | Literal["auto"]
+MaxLag = int | Literal["auto"]
 Delays = npt.NDArray[np.float64]
 
 
@@ -31,16 +30,14 @@ class RankSettings:
     """Settings of one rank; see the options of ``benchmarks.adaptive_lag``.
 
     Attributes:
-        store: file of the ranks' rendezvous; it must not exist.
-        bounds: fixed bounds and "auto".
+        max_lags: fixed values and "auto".
         limit: largest bound that "auto" may choose.
     """
 
     rank: int
     ranks: int
-    store: str
     patterns: list[str]
-    bounds: list[Bound]
+    max_lags: list[MaxLag]
     limit: int
     steps: int
     rounds: int
@@ -77,10 +74,10 @@ def draw_delays(pattern: str, *, rank: int, num_ranks: int, num_steps: int, seed
     raise ValueError(f"no pattern {pattern!r}")
 
 
-def run_loop(group: dist.ProcessGroup, bound: Bound, delays_s: Delays, num_ranks: int) -> Run:
+def run_loop(group: dist.ProcessGroup, max_lag: MaxLag, delays_s: Delays, num_ranks: int) -> Run:
     """Works and exchanges once per step, as far ahead as the bound allows."""
     sent = torch.zeros(num_ranks * _ROW_BYTES, dtype=torch.uint8)
-    queue: headway.LagQueue[float] = headway.LagQueue(group, max_lag=bound)
+    queue: headway.LagQueue[float] = headway.LagQueue(group, max_lag=max_lag)
     latencies_s: list[float] = []
     lags: list[int] = []
     started = time.perf_counter()
@@ -99,18 +96,18 @@ def run_loop(group: dist.ProcessGroup, bound: Bound, delays_s: Delays, num_ranks
 
 def measure(settings: RankSettings, pattern: str, index: int) -> None:
     """Prints one point per bound at rank 0, with means over ranks."""
-    order = np.random.default_rng((index, len(pattern))).permutation(len(settings.bounds))
+    order = np.random.default_rng((index, len(pattern))).permutation(len(settings.max_lags))
     for place in order:
-        bound = settings.bounds[place]
-        limit = settings.limit if bound == "auto" else bound
-        options = headway.Options(max_lag=bound, max_lag_limit=limit, slot_bytes=4096)
+        max_lag = settings.max_lags[place]
+        limit = settings.limit if max_lag == "auto" else max_lag
+        options = headway.Options(max_lag=max_lag, max_lag_limit=limit, slot_bytes=4096)
         group = dist.new_group(backend="headway", pg_options=options)
         delays_s = draw_delays(
             pattern, rank=settings.rank, num_ranks=settings.ranks, num_steps=settings.steps, seed=index
         )
-        run_loop(group, bound, np.zeros(_WARM_UP_STEPS), settings.ranks)
+        run_loop(group, max_lag, np.zeros(_WARM_UP_STEPS), settings.ranks)
         dist.barrier()
-        run = run_loop(group, bound, delays_s, settings.ranks)
+        run = run_loop(group, max_lag, delays_s, settings.ranks)
         means = torch.tensor([run.elapsed_s, run.request_latency_s, run.mean_lag], dtype=torch.float64)
         dist.all_reduce(means)
         dist.destroy_process_group(group)
@@ -118,7 +115,7 @@ def measure(settings: RankSettings, pattern: str, index: int) -> None:
             elapsed_s, request_latency_s, mean_lag = (means / settings.ranks).tolist()
             point = {
                 "name": "adaptive_lag",
-                "params": {"ranks": settings.ranks, "pattern": pattern, "lag": bound, "steps": settings.steps},
+                "params": {"ranks": settings.ranks, "pattern": pattern, "lag": max_lag, "steps": settings.steps},
                 "system": "headway",
                 "median_s": elapsed_s / settings.steps,
                 "samples": settings.steps,
@@ -130,16 +127,10 @@ def measure(settings: RankSettings, pattern: str, index: int) -> None:
             print(json.dumps(point), flush=True)
 
 
-def main() -> None:
-    """Connects, measures everything, leaves."""
-    settings = RankSettings(**json.loads(sys.argv[1]))
-    torch.set_num_threads(1)
-    join(settings)
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures everything."""
+    settings = RankSettings(**fields)
     for pattern in settings.patterns:
         for index in range(settings.rounds):
             measure(settings, pattern, index)
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets all ranks of a benchmark drop a system together if it fails at some of them."""
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the torch benchmark: Gloo and Headway groups of the same processes take turns.
 
-Started by ``benchmarks.torch_all_to_all`` with one argument, a JSON object with the fields of ``RankSettings``.
+Started by ``benchmarks.torch_all_to_all`` with the fields of ``RankSettings``.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
-import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.torch_ranks.block_sizes import block_sizes
-from benchmarks.torch_ranks.joining import join, leave
 
 _STEPS = ((64 << 10, 1000), (1 << 20, 200), (8 << 20, 40))
 _REPETITIONS_ABOVE = 8
@@ -26,7 +27,6 @@ class RankSettings:
     """Settings of one rank; see the options of ``benchmarks.torch_all_to_all``.
 
     Attributes:
-        store: file of the ranks' rendezvous; it must not exist.
         systems: backends, in the order of the first round.
         unit: block sizes are multiples of this number of bytes.
         repetitions: timed calls; None: chosen by size.
@@ -34,7 +34,6 @@ class RankSettings:
 
     rank: int
     ranks: int
-    store: str
     systems: list[str]
     sizes: list[int]
     splits: list[str]
@@ -174,19 +173,12 @@ def summary_of(durations_s: torch.Tensor, size: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Connects, measures everything, leaves."""
-    settings = RankSettings(**json.loads(sys.argv[1]))
-    torch.set_num_threads(1)
-    if "headway" in settings.systems:
-        import headway  # noqa: F401  Importing headway registers the backend.
-    timeout = join(settings)
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures everything."""
+    settings = RankSettings(**fields)
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
     groups = {system: dist.new_group(backend=system, timeout=timeout) for system in settings.systems}
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions of a rank's bytes over the destinations: even, by popularity, or skewed towards one receiver.
 
 Blocks are multiples of ``unit`` bytes, as rows of embeddings are. NCCL leaves its fast path for blocks of an odd number

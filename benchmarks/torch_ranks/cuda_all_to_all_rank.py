@@ -1,14 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark on GPUs: NCCL and Headway groups of the same processes take turns.
 
-Started by ``benchmarks.cuda_all_to_all`` with one argument, a JSON object with the fields of ``RankSettings``.
+Started by ``benchmarks.cuda_all_to_all`` with the fields of ``RankSettings``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,6 @@ from benchmarks.torch_ranks.cuda_ranks import (
     exchange_by_copy_engines,
     symmetric_zeros,
 )
-from benchmarks.torch_ranks.joining import leave
 
 #: The host waits after each call, or after many calls.
 WAITS = ("each", "last")
@@ -47,11 +47,11 @@ class CudaSettings(RankSettings):
 
     Attributes:
         hosts: number of hosts that the ranks pretend to run on, in even parts.
-        wire: transport of Headway between these hosts.
+        transport: the one that Headway uses between these hosts.
     """
 
     hosts: int
-    wire: str
+    transport: str
 
     def act_on_hosts(self) -> None:
         """Hides what ranks of different hosts share in truth. Call it before any group is made."""
@@ -59,7 +59,7 @@ class CudaSettings(RankSettings):
             return
         os.environ["HEADWAY_HOST_ID"] = str(self.rank * self.hosts // self.ranks)
         os.environ["NCCL_P2P_DISABLE"] = "1"
-        if self.wire == "tcp":
+        if self.transport == "tcp":
             os.environ |= {"NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
     @property
@@ -190,7 +190,7 @@ def make_point(
         "params": {
             "ranks": settings.ranks,
             "hosts": settings.hosts,
-            "wire": settings.wire if settings.hosts > 1 else None,
+            "wire": settings.transport if settings.hosts > 1 else None,
             "bytes_per_rank": size,
             "lag": 0,
             "split": split,
@@ -202,16 +202,12 @@ def make_point(
     }
 
 
-def main() -> None:
-    """Connects, measures everything, leaves."""
-    settings = CudaSettings(**json.loads(sys.argv[1]))
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures everything."""
+    settings = CudaSettings(**fields)
     settings.act_on_hosts()
-    groups = connect(settings, engine=settings.wire if settings.hosts > 1 else "auto")
+    groups = connect(settings, transport=settings.transport if settings.hosts > 1 else "auto")
     for split in settings.splits:
         for size in settings.sizes:
             measure(settings, groups, split, size)
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

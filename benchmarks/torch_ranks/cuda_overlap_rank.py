@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the overlap benchmark: work on one stream, exchanges on another.
 
-Started by ``benchmarks.cuda_overlap`` with one argument, a JSON object with the fields of ``OverlapSettings``.
+Started by ``benchmarks.cuda_overlap`` with the fields of ``OverlapSettings``.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import json
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ from benchmarks.torch_ranks.cuda_ranks import (
     exchange_by_copy_engines,
     symmetric_zeros,
 )
-from benchmarks.torch_ranks.joining import leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,6 @@ class OverlapSettings:
 
     rank: int
     ranks: int
-    store: str
     systems: list[str]
     works: list[str]
     bytes_per_rank: int
@@ -242,14 +240,10 @@ def print_point(
             print(json.dumps(each), flush=True)
 
 
-def main() -> None:
-    """Connects, measures everything, leaves."""
-    settings = OverlapSettings(**json.loads(sys.argv[1]))
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures everything."""
+    settings = OverlapSettings(**fields)
     groups = connect(settings)
     for work in settings.works:
         measure(settings, groups, work)
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

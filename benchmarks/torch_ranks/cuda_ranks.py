@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared parts of the ranks of GPU benchmarks: their device and their groups."""
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric_memory
 
-from benchmarks.torch_ranks.joining import JoinSettings, join
-
 #: The system "NCCL without multiprocessors": all-to-alls of even blocks in symmetric memory use copy engines.
 NCCL_COPY_ENGINES = "nccl_copy_engines"
 
@@ -24,18 +23,22 @@ def device_of(rank: int) -> torch.device:
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-class ConnectSettings(JoinSettings, Protocol):
-    """Settings for joining, and the systems to measure."""
+class ConnectSettings(Protocol):
+    """Fields that the settings of every benchmark's ranks have."""
 
+    @property
+    def rank(self) -> int: ...
+    @property
+    def timeout_s(self) -> int: ...
     @property
     def systems(self) -> Sequence[str]: ...
 
 
-def connect(settings: ConnectSettings, *, engine: str = "auto") -> dict[str, dist.ProcessGroup]:
-    """Joins the default group (Gloo) and makes one group per system. Headway's systems share a group."""
+def connect(settings: ConnectSettings, *, transport: str = "auto") -> dict[str, dist.ProcessGroup]:
+    """Makes one group per system. Headway's systems share a group."""
     torch.cuda.set_device(device_of(settings.rank))
-    timeout = join(settings)
-    options = headway.Options(engine=engine)
+    timeout = timedelta(seconds=settings.timeout_s)
+    options = headway.Options(transport=transport)
     groups = {"headway": dist.new_group(backend="headway", timeout=timeout, pg_options=options)}
     groups["headway_slots"] = groups["headway_empty"] = groups["headway"]
     if "nccl" in settings.systems:

@@ -1,19 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark of training steps over sequences of ids.
 
-Started by ``benchmarks.cuda_sequence_model`` with one argument, a JSON object with the fields of ``SequenceSettings``.
+Started by ``benchmarks.cuda_sequence_model`` with the fields of ``SequenceSettings``.
 Rank 0 prints one JSON line per point. Its other lines name the systems that are left out, and why.
 """
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
 import math
 import statistics
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,8 +37,7 @@ from benchmarks.harness.sequence_models import (
 )
 from benchmarks.torch_ranks.agreeing import SystemFailure, on_all_ranks
 from benchmarks.torch_ranks.cuda_ranks import device_of
-from benchmarks.torch_ranks.joining import join, leave
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
+from dlrm_examples.support.data.zipf import draw_zipf
 
 _PARAMS = (
     "ranks", "length", "ids", "exponent", "warm_up", "optimizer", "eviction_interval", "dim", "factor", "slots", "batch"
@@ -59,7 +59,6 @@ class SequenceSettings:
 
     rank: int
     ranks: int
-    store: str
     systems: list[str]
     device: str
     dim: int
@@ -211,15 +210,15 @@ def _draw_ids(settings: SequenceSettings, random: np.random.Generator, device: t
     return (torch.from_numpy(popularity) * SCATTER & (1 << ID_BITS) - 1).to(device).view(-1, settings.length)
 
 
-def main() -> None:
-    """Connects, measures every system in turns, leaves."""
-    settings = SequenceSettings(**json.loads(sys.argv[1]))
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures every system in turns."""
+    settings = SequenceSettings(**fields)
     import_torchrec()
     is_cuda = settings.device == "cuda"
     device = device_of(settings.rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(device)
-    timeout = join(settings)
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
     options = ModelOptions(
         dim=settings.dim,
         slots=settings.slots,
@@ -237,8 +236,4 @@ def main() -> None:
             print(json.dumps(fields_of(point)), flush=True)
     turns.systems.clear()
     _free(device)
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

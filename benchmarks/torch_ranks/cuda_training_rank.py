@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark of training steps.
 
-Started by ``benchmarks.cuda_training`` with one argument, a JSON object with the fields of ``TrainingSettings``.
+Started by ``benchmarks.cuda_training`` with the fields of ``TrainingSettings``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.torch_ranks.cuda_ranks import connect, device_of
-from benchmarks.torch_ranks.joining import leave
 from benchmarks.torch_ranks.training_model import (
     Batch,
     Exchange,
@@ -40,7 +40,6 @@ class TrainingSettings:
 
     rank: int
     ranks: int
-    store: str
     systems: list[str]
     batch: int
     steps: int
@@ -131,9 +130,9 @@ def write_trace(path: Path, course: Course) -> None:
     profile.export_chrome_trace(str(path))
 
 
-def main() -> None:
-    """Connects, measures everything, leaves."""
-    settings = TrainingSettings(**json.loads(sys.argv[1]))
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures everything."""
+    settings = TrainingSettings(**fields)
     groups = connect(settings)
     device = device_of(settings.rank)
     sizes = ModelSizes(batch=settings.batch)
@@ -162,8 +161,4 @@ def main() -> None:
             write_trace(Path(settings.trace_dir) / name, course)
     courses.clear()
     of_ids.clear()
-    leave()
-
-
-if __name__ == "__main__":
-    main()
+    dist.barrier()  # Leave together.

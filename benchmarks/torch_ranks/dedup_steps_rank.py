@@ -1,15 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark of deduplication settings.
 
-Started by ``benchmarks.dedup_steps`` with one argument, a JSON object with the fields of ``DedupSettings``.
+Started by ``benchmarks.dedup_steps`` with the fields of ``DedupSettings``.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
-import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +22,7 @@ from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad
 from benchmarks.dedup_traffic import DEDUPS
 from benchmarks.harness.embedding_layers import SCATTER
 from benchmarks.torch_ranks.cuda_ranks import device_of
-from benchmarks.torch_ranks.joining import join, leave
-from dlrm_examples.bls_dlrm.zipf import draw_zipf
+from dlrm_examples.support.data.zipf import draw_zipf
 
 _NUM_BATCHES = 4
 
@@ -31,7 +33,6 @@ class DedupSettings:
 
     rank: int
     ranks: int
-    store: str
     device: str
     keys: int
     length: int
@@ -71,14 +72,14 @@ class Course:
         return time.perf_counter() - started
 
 
-def main() -> None:
-    """Connects, measures every setting in turns, leaves."""
-    settings = DedupSettings(**json.loads(sys.argv[1]))
+def main(fields: Mapping[str, Any]) -> None:
+    """Measures every setting in turns."""
+    settings = DedupSettings(**fields)
     is_cuda = settings.device == "cuda"
     device = device_of(settings.rank) if is_cuda else torch.device("cpu")
     if is_cuda:
         torch.cuda.set_device(device)
-    timeout = join(settings)
+    timeout = datetime.timedelta(seconds=settings.timeout_s)
     group = dist.new_group(backend="nccl" if is_cuda else "gloo", timeout=timeout)
     random = np.random.default_rng(settings.rank)
     size = settings.keys // settings.length * settings.length
@@ -96,7 +97,7 @@ def main() -> None:
             times = [courses[dedup].step(gradients) for _ in range(settings.steps)]
             _report(settings, dedup, statistics.median(times), number)
     courses.clear()
-    leave()
+    dist.barrier()  # Leave together.
 
 
 def _report(settings: DedupSettings, dedup: str, median_s: float, number: int) -> None:
@@ -111,7 +112,3 @@ def _report(settings: DedupSettings, dedup: str, median_s: float, number: int) -
         "samples": settings.steps, "unit": "s", "round": number,
     }  # fmt: skip
     print(json.dumps(point), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training step in the shape of TorchRec's: sharded tables, exchanges of ids and rows, a replicated dense part.
 
 Shapes: R ranks, B samples of a rank's batch, T tables in all, L = T / R tables of a rank, D columns, N ids.

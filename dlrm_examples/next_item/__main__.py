@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains models to predict the film that a user rates next, and ranks all films for each user's last rating."""
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
-from dlrm_examples.bls_dlrm.log_format import DataError
 from dlrm_examples.next_item.command_line import make_parser, settings_of
 from dlrm_examples.next_item.evaluation import evaluate, popularity_scores
 from dlrm_examples.next_item.histories import MIN_RATINGS, Histories, read_histories
-from dlrm_examples.next_item.results import POPULARITY, Run, params_of, report, write_json_lines
+from dlrm_examples.next_item.results import POPULARITY, Run, json_row, params_of, report
 from dlrm_examples.next_item.trainer import train
+from dlrm_examples.support.data.log_format import DataError
+from dlrm_examples.support.provenance import write_json_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
         params = params_of(
             model_settings, training, attention=attention, device=options.device, min_count=options.min_count
         )
-        write_json_lines(options.out, params, runs)
+        write_json_lines(options.out, (json_row(params, run) for run in runs))
 
 
 def _device_of(name: str) -> torch.device:

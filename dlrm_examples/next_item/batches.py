@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jagged batches of histories: windows for training, and the most recent items for evaluation.
 
 Idea: a training pass cuts the history of each user into windows of at most ``max_length`` items. Each token predicts
@@ -26,8 +27,8 @@ from torch import Tensor
 
 from dlrm_examples.next_item.histories import Histories
 
-Part = Literal["validation", "test"]
-_BEHIND: dict[Part, int] = {"validation": 2, "test": 1}
+Split = Literal["validation", "test"]
+_BEHIND: dict[Split, int] = {"validation": 2, "test": 1}
 """Where the item asked for is from the end of a history."""
 
 
@@ -84,10 +85,10 @@ def training_batches(
 
 
 def evaluation_batches(
-    histories: Histories, part: Part, *, max_length: int, batch_size: int, device: torch.device
+    histories: Histories, split: Split, *, max_length: int, batch_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Yields for each user the last ``max_length`` items before the item of ``part``, which is the last next item."""
-    ends = histories.offsets[1:] - _BEHIND[part]
+    """Yields for each user the last ``max_length`` items before the item of ``split``, which is the last next item."""
+    ends = histories.offsets[1:] - _BEHIND[split]
     begins = torch.maximum(histories.offsets[:-1], ends - max_length)
     users = torch.arange(histories.num_users)
     for of_batch in torch.stack([users, begins, ends], dim=1).split(batch_size):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command-line options."""
 
 from __future__ import annotations
@@ -5,10 +6,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headway.one_line_parser import OneLineParser
+from headway.cli.one_line_parser import OneLineParser
 
-from dlrm_examples.bls_dlrm.command_line import at_least, program_name
 from dlrm_examples.next_item.settings import MODEL_NAMES, ModelSettings, TrainingSettings
+from dlrm_examples.support.command_line import at_least, program_name
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -86,7 +87,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         metavar="T",
         help=f"that cosines are divided by {default}",
     )
-    group.add_argument("--dim", type=at_least(1), default=model.dim, help=f"columns of vectors {default}")
+    group.add_argument("--dim", type=at_least(1), default=model.dim, help=f"columns of embeddings {default}")
     group.add_argument("--layers", type=at_least(1), default=model.num_layers, help=default)
     group.add_argument("--heads", type=at_least(1), default=model.num_heads, help=default)
     group.add_argument(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates rankings of all items, by a model or by popularity.
 
 Shapes: U users, M items.
@@ -10,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dlrm_examples.next_item.batches import Batch, Part, evaluation_batches
+from dlrm_examples.next_item.batches import Batch, Split, evaluation_batches
 from dlrm_examples.next_item.histories import Histories
 from dlrm_examples.next_item.model import NextItemModel
 from dlrm_examples.next_item.ranking import Quality, quality_of, ranks_of
@@ -19,21 +20,21 @@ _BATCH_SIZE = 64
 
 
 def evaluate(
-    score: Callable[[Batch], Tensor], histories: Histories, part: Part, *, max_length: int, device: torch.device
+    score: Callable[[Batch], Tensor], histories: Histories, split: Split, *, max_length: int, device: torch.device
 ) -> Quality:
     """Ranks the target item of each user.
 
     Args:
         score: function from a batch to the scores of all items for its users, (U, M).
         histories: histories of all users.
-        part: "validation" or "test".
+        split: "validation" or "test".
         max_length: most items that the model sees of a user.
         device: device of the batches.
     """
     ranks = []
-    for batch in evaluation_batches(histories, part, max_length=max_length, batch_size=_BATCH_SIZE, device=device):
+    for batch in evaluation_batches(histories, split, max_length=max_length, batch_size=_BATCH_SIZE, device=device):
         wanted = batch.next_items[batch.last_tokens()]
-        ranks.append(ranks_of(score(batch), wanted, _seen(histories, batch.users, part).to(device)))
+        ranks.append(ranks_of(score(batch), wanted, _seen(histories, batch.users, split).to(device)))
     return quality_of(torch.cat(ranks))
 
 
@@ -49,15 +50,15 @@ def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
 
 
 def popularity_scores(histories: Histories) -> Callable[[Batch], Tensor]:
-    """Returns a scoring function: number of ratings of each item in the training part."""
+    """Returns a scoring function: number of ratings of each item in the training split."""
     counts = histories.train_counts().double()
     return lambda batch: counts.to(batch.users.device).expand(len(batch.users), -1)
 
 
-def _seen(histories: Histories, users: Tensor, part: Part) -> Tensor:
-    """(U, M) bool: items that each user rated before the item of ``part``."""
+def _seen(histories: Histories, users: Tensor, split: Split) -> Tensor:
+    """(U, M) bool: items that each user rated before the item of ``split``."""
     is_seen = torch.zeros(len(users), histories.num_items, dtype=torch.bool)
     for row, user in enumerate(users.tolist()):
-        end = int(histories.offsets[user + 1]) - (1 if part == "test" else 2)
+        end = int(histories.offsets[user + 1]) - (1 if split == "test" else 2)
         is_seen[row, histories.items[int(histories.offsets[user]) : end]] = True
     return is_seen

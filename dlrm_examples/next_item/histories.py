@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rating histories of users, in time order.
 
 Shapes: T ratings of all users, U users.
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_examples.bls_dlrm.log_format import DataError
-from dlrm_examples.dynamic_ctr.csv_files import find_csv_files, integer_column, read_csv
+from dlrm_examples.support.data.csv_files import find_csv_files, integer_column, read_csv
+from dlrm_examples.support.data.log_format import DataError
 
 MIN_RATINGS = 3
-"""Of a user: one for the validation, one for the test, and one before."""
+"""Fewest ratings of a user who takes part: one for the validation, one for the test, and one before these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Next-item model around an exchangeable encoder: item embeddings in, embedding of the next item out.
 
 Shapes: T tokens, M items, E columns, K candidates.

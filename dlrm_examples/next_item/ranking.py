@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HR@10 and NDCG@10 of full rankings: all items except those that the user has already rated.
 
 Example: the target has rank 2 (two unseen items score at least as much). It counts 1 for HR@10 and

@@ -1,18 +1,16 @@
-"""Formats runs as JSON lines, in the format of the benchmark results, and as a table."""
+# SPDX-License-Identifier: Apache-2.0
+"""Formats runs as JSON objects, in the format of the benchmark results, and as a table."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from dlrm_examples.bls_dlrm.results import current_commit, describe_machine
-from dlrm_examples.bls_dlrm.text_table import format_table
 from dlrm_examples.next_item.ranking import Quality
 from dlrm_examples.next_item.trainer import TrainedRun
+from dlrm_examples.support.text_table import format_table
 
 POPULARITY = "popularity"
 
@@ -35,19 +33,8 @@ class Run:
     trained: TrainedRun | None = None
 
 
-def write_json_lines(path: Path, params: dict[str, Any], runs: Sequence[Run]) -> None:
-    """Writes one line per run to a new file; creates its directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    origin = {"commit": current_commit(), "machine": describe_machine()}
-    lines = [json.dumps(_json_row(params, run) | origin) for run in runs]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def _json_row(params: dict[str, Any], run: Run) -> dict[str, Any]:
+def json_row(params: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The JSON object of a run."""
     trained = run.trained
     return {
         "name": "next_item",

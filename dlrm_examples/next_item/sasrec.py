@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SASRec's encoder (Kang and McAuley 2018): pre-norm blocks of softmax self-attention and a two-layer network.
 
 Shapes: B sequences of up to N tokens, T tokens of all sequences, E columns, H heads.
@@ -48,7 +49,7 @@ class _Block(nn.Module):
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for part in self.qkv(self.attention_norm(x)).chunk(3, dim=-1)
         )
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + functional.dropout(self.out(attended.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        attention_out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + functional.dropout(self.out(attention_out.transpose(1, 2).flatten(2)), self.dropout, self.training)
         out: Tensor = x + self.network(self.network_norm(x))
         return out

@@ -1,4 +1,9 @@
-"""Settings of a run."""
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a run: what is trained, and how.
+
+Models: ``hstu`` is HSTU with a bias by position and by time between interactions, ``hstu-no-time`` the same without
+the times, and ``sasrec`` the transformer SASRec, which both are compared with.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains one model with one seed."""
 
 from __future__ import annotations
@@ -45,7 +46,18 @@ def train(
     seed: int,
     say: Callable[[str], None],
 ) -> TrainedRun:
-    """Trains and evaluates a model; calls ``say`` with one line per epoch."""
+    """Trains and evaluates a model.
+
+    Args:
+        name: encoder of the model.
+        histories: films that each user rated, in order of time.
+        model_settings: sizes of the model.
+        settings: epochs, batch size and learning rate.
+        attention: implementation of attention in the HSTU encoder.
+        device: device of the model.
+        seed: seed of weights, batches and negatives.
+        say: called with one line per epoch.
+    """
     torch.manual_seed(seed)
     model = NextItemModel(name, model_settings, num_items=histories.num_items, attention=attention).to(device)
     start = time.perf_counter()
@@ -74,7 +86,7 @@ def steps(
     device: torch.device,
     seed: int,
 ) -> Iterator[list[float]]:
-    """Trains epoch by epoch; yields the losses of its steps. Batches and negatives depend only on the seed."""
+    """Trains a model; yields the losses of the steps of each epoch. Batches and negatives depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)

@@ -1,3 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Slots and buckets of the key index, shared by the CPU and the GPU.
+//
+// A slot maps a key (id, table) to a 32-bit word. The word alone says what the slot is: empty, erased, a row number,
+// or the lookups so far of a key that has no row yet. So one compare-and-swap of 4 bytes changes the state of a slot.
+//
+//  word         meaning
+//  0            empty; a probe ends at a bucket with such a slot
+//  1 to 2^31-1  number of the row (RowId)
+//  2^31 + n     pending: looked up n times, n at most 2^30 - 1
+//  2^32 - 2     claimed for a key (kClaimed, GPU only, between two kernels)
+//  2^32 - 1     erased: free for another key, but probes go on
+//
+// A bucket is one cache line, so a lookup that ends in the first bucket costs one cache miss. Ids, tables and words
+// lie in arrays of their own within the line, so that one vector instruction compares all slots.
+
 #pragma once
 
 #include "headway/embedding/key.hpp"
@@ -66,5 +83,16 @@ struct alignas(64) PackedBucket {
   }
 };
 static_assert(sizeof(PackedBucket) == 64);
+
+/// Grouped probing (MTGRBoost, equation 5), in units of buckets. Each key has its own step. The step is odd, so a probe
+/// visits all 2^n buckets (theorem 1).
+struct OddStepProbe {
+  static constexpr std::size_t step(Hash hash, std::size_t mask) { return (hash.high & mask) | 1; }
+};
+
+/// Linear probing: the next bucket, for every key.
+struct LinearProbe {
+  static constexpr std::size_t step(Hash /*hash*/, std::size_t /*mask*/) { return 1; }
+};
 
 }  // namespace headway::embedding

@@ -1,7 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Concatenates the jagged features of a batch in host memory (features.hpp); join_features.cu does so on the GPU.
+//
+// Example: feature "user" (table 0, no pooling, ids 7 9, lengths 1 1), feature "tags" (table 1, mean, ids 4 5 6,
+// lengths
+//  2 1). Joined ids 7 9 4 5 6, tables 0 0 1 1 1, offsets 0 1 2 4 5, weights 1 1 1/2 1/2 1.
+//  The two ids without pooling are bags of one id each. A mean is a sum whose weights are divided by the list's length.
+//
+// Invariants: all lengths are checked before anything is written, so a bad feature leaves `out` as it was.
+
 #include "headway/embedding/features.hpp"
 
-#include "headway/comm/status.hpp"
-#include "joined_sizes.hpp"
+#include "expect_batch.hpp"
+#include "headway/base/status.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +31,7 @@ void expect_fitting(Feature const& feature) {
     left -= is_good ? feature.lengths[i] : 0;
   }
   if (is_good && left == 0) return;
-  throw comm::UsageError("feature " + std::string(feature.name) + ": lengths must be from 0 and add up to " +
+  throw base::UsageError("feature " + std::string(feature.name) + ": lengths must be from 0 and add up to " +
                          std::to_string(feature.ids.size) + ", the number of values");
 }
 
@@ -62,13 +73,13 @@ JoinedSizes sizes_of(std::span<Feature const> features) {
 
 JoinedSizes expect_room(std::span<Feature const> features, JoinedFeatures const& out) {
   auto const sizes = sizes_of(features);
-  comm::expects(out.ids.size() == sizes.ids && out.tables.size() == sizes.ids &&
+  base::expects(out.ids.size() == sizes.ids && out.tables.size() == sizes.ids &&
                     out.offsets.size() == (sizes.has_bags ? sizes.bags + 1 : 0) &&
                     out.weights.size() == (sizes.has_weights ? sizes.ids : 0),
                 "joined features take other sizes than what is given for them");
   for (auto const& feature : features) {
     if (feature.weights.empty() || feature.weights.size() == feature.ids.size) continue;
-    throw comm::UsageError("feature " + std::string(feature.name) + ": " + std::to_string(feature.weights.size()) +
+    throw base::UsageError("feature " + std::string(feature.name) + ": " + std::to_string(feature.weights.size()) +
                            " weights for " + std::to_string(feature.ids.size) + " values");
   }
   return sizes;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Routing: groups the keys of a batch by the rank that owns them.
 //
 // Idea: the highest 14 bits of the upper half of a key's hash are its virtual bucket. Rank r of n owns a contiguous
@@ -13,7 +15,7 @@
 
 #include "headway/embedding/routing.hpp"
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <limits>
 #include <numeric>
@@ -22,9 +24,9 @@
 namespace headway::embedding {
 
 Route route(Keys const& keys, std::uint32_t num_ranks) {
-  comm::expects(num_ranks >= 1 && num_ranks <= kNumVirtualBuckets,
+  base::expects(num_ranks >= 1 && num_ranks <= kNumVirtualBuckets,
                 "keys cannot be divided among " + std::to_string(num_ranks) + " ranks");
-  comm::expects(keys.size() <= std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
+  base::expects(keys.size() <= std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
   std::vector<std::uint32_t> owners(keys.size());
   Route route{.order = std::vector<std::uint32_t>(keys.size()), .counts = std::vector<std::int64_t>(num_ranks)};
   for (std::size_t i = 0; i < keys.size(); ++i) {

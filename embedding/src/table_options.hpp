@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rules of tables that do not depend on the device: limits of options, order of eviction, expiry, and sweeps. The CPU
+// and the GPU table include them, so that both remove the same rows in the same step.
+
 #pragma once
 
 #include "headway/embedding/table.hpp"
@@ -9,14 +14,14 @@
 namespace headway::embedding {
 
 /// `options` with max_rows lowered to what rows can be numbered, high_water to max_rows, and low_water to high_water.
-/// @throws comm::UsageError if an option is out of its range
+/// @throws base::UsageError if an option is out of its range
 [[nodiscard]] TableOptions checked(TableOptions options);
 
-/// @throws comm::UsageError unless [first_bucket, end_bucket) is a range of virtual buckets
+/// @throws base::UsageError unless [first_bucket, end_bucket) is a range of virtual buckets
 void expect_buckets(std::uint32_t first_bucket, std::uint32_t end_bucket);
 
 /// Checks that `step`, with rows in use since `oldest_in_use`, may follow step `before`.
-/// @throws comm::UsageError unless before <= step and oldest_in_use <= step
+/// @throws base::UsageError unless before <= step and oldest_in_use <= step
 void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_in_use);
 
 /// Pending keys that remain after some were forgotten: three quarters of `max_pending`, so that a table at its limit
@@ -32,7 +37,8 @@ void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_
 }
 
 /// Number of rows that an eviction leaves of `num_rows`: goes down to `low`, but by at most `batch` rows, unless more
-/// must go to reach `allowed`. With allowed = 95, low = 85 and batch = 4, it leaves 92 of 96, and 95 of 100.
+/// must go to reach `allowed`. With allowed = 95, low = 85 and batch = 4, it leaves 92 of 96, and 95 of 100. Requires
+/// low <= allowed. The caller evicts only if num_rows > allowed.
 [[nodiscard]] HEADWAY_HOST_DEVICE constexpr std::size_t rows_left(std::size_t num_rows, std::size_t allowed,
                                                                   std::size_t low, std::size_t batch) {
   std::size_t const by_batch = num_rows - (num_rows < batch ? num_rows : batch);

@@ -1,8 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Numbers and sizes of rows, shared by the CPU and the GPU.
+//
+// A row id has 31 bits: bit 30 is the precision, the others are the row's index in the store of that precision. Id 0
+// is RowId::kNone. Example: id 5 is float32 row 5; id 2^30 + 5 is bfloat16
+// row 5. A key whose precision changes gets another id, which is why Table::generation() increases then.
+//
+// Stochastic rounding keeps small updates of bfloat16 rows alive. A weight of 1 has neighbours 1 - 2^-8 and 1 + 2^-7;
+// an update of 2^-10 is lost by rounding to nearest, but moves the weight up once in eight steps at random. The
+// random bits come from (key, column, step), so every run and every device rounds alike.
+
 #pragma once
 
 #include "bucket.hpp"
+#include "headway/embedding/initial_values.hpp"
 #include "headway/embedding/key.hpp"
-#include "headway/embedding/philox.hpp"
 #include "headway/embedding/table.hpp"
 #include "headway/kernels/host_device.hpp"
 
@@ -26,10 +38,10 @@ inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21
 }
 
 /// Number of a row among the rows of its precision.
-[[nodiscard]] constexpr std::uint32_t plain_number(RowId id) { return static_cast<std::uint32_t>(id) % kNumRowIds; }
+[[nodiscard]] constexpr std::uint32_t row_index(RowId id) { return static_cast<std::uint32_t>(id) % kNumRowIds; }
 
-[[nodiscard]] constexpr RowId row_id(Precision precision, std::uint32_t number) {
-  return RowId{number + static_cast<std::uint32_t>(precision) * kNumRowIds};
+[[nodiscard]] constexpr RowId row_id(Precision precision, std::uint32_t index) {
+  return RowId{index + static_cast<std::uint32_t>(precision) * kNumRowIds};
 }
 
 [[nodiscard]] constexpr std::size_t round_up(std::size_t size, std::size_t unit) {

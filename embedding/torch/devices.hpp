@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/cuda_place.hpp"
@@ -9,7 +10,7 @@
 namespace headway::embedding {
 
 /// The CPU if no device is given; the current CUDA device if a CUDA device has no index.
-/// @throws comm::UsageError for any other kind of device
+/// @throws base::UsageError for any other kind of device
 at::Device resolve(std::optional<at::Device> device);
 
 /// A CUDA device with torch's current stream on it.

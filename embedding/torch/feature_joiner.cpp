@@ -1,7 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Joins the features of a batch into one list of keys, for a merged table: checks the tensors, then join_features().
+// A merged table holds the rows of several tables that have the same width and options.
+//
+// A batch of a recommender may have hundreds of features. One lookup of the joined list costs one deduplication and
+// one exchange, where a lookup per feature would cost hundreds of each.
+//
+// Example: feature "user" of table 0 has ids 5 6 with lengths 1 1, feature "items" of table 1 has ids 8 9 5 with
+// lengths 2 1. Joined: ids 5 6 8 9 5, tables 0 0 1 1 1, offsets of bags 0 1 2 4 5, num_bags 2 2. The two keys with id
+// 5 differ, as they belong to different tables.
+
 #include "feature_joiner.hpp"
 
 #include "devices.hpp"
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <string>
 #include <utility>
@@ -18,7 +30,7 @@ std::string type_and_shape_of(at::Tensor const& tensor) {
 }
 
 [[noreturn]] void refuse(std::string const& feature, std::string const& why) {
-  throw comm::UsageError("feature " + feature + ": " + why);
+  throw base::UsageError("feature " + feature + ": " + why);
 }
 
 }  // namespace
@@ -26,14 +38,14 @@ std::string type_and_shape_of(at::Tensor const& tensor) {
 FeatureJoiner::FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables,
                              std::vector<Pooling> poolings, at::Device device)
     : names_(std::move(names)), tables_(std::move(tables)), poolings_(std::move(poolings)), device_(device) {
-  comm::expects(names_.size() == tables_.size() && names_.size() == poolings_.size(),
+  base::expects(names_.size() == tables_.size() && names_.size() == poolings_.size(),
                 "features need a name, a table and a pooling each");
 }
 
 JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                   std::vector<std::optional<at::Tensor>> const& weights) const {
   std::size_t const count = names_.size();
-  comm::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
+  base::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
                 "not one tensor of values, lengths and weights for each of " + std::to_string(count) + " features");
   std::vector<at::Tensor> held;  // Keeps contiguous copies alive until the features are joined.
   held.reserve(3 * count);

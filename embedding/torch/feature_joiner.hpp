@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/features.hpp"
@@ -30,7 +31,7 @@ class FeatureJoiner {
   /// @param ids one tensor (K,) per feature, int64 or int32
   /// @param lengths one tensor (B,) per feature, int64 or int32: ids per list
   /// @param weights one tensor (K,) per feature, or none
-  /// @throws comm::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
+  /// @throws base::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
   [[nodiscard]] JoinedTensors join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                    std::vector<std::optional<at::Tensor>> const& weights) const;
 

@@ -1,9 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // headway._embedding: tables of embeddings for Python. See python/headway/_embedding.pyi for its types.
+//
+// Calls that compute release the GIL (WithoutGil), so that Python threads, such as that of a data loader, run
+// meanwhile. Short properties keep it.
 
 #include "devices.hpp"
 #include "feature_joiner.hpp"
+#include "headway/base/thread_pool.hpp"
 #include "headway/embedding/routing.hpp"
-#include "headway/embedding/workers.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
 #include "tensors.hpp"
@@ -51,15 +56,23 @@ kernels::OptimizerOptions make_optimizer(std::string const& kind, double eps, do
   return kernels::RowOptimizer(options).options();  // The constructor throws if an option is out of range.
 }
 
+/// Warns that `old_name` has become `new_name`, in the words of python/headway/_deprecation.py.
+/// @throws py::error_already_set if warnings are errors
+void warn_deprecated(std::string const& old_name, std::string const& new_name) {
+  auto const message = old_name + " is deprecated and will be removed: use " + new_name;
+  if (PyErr_WarnEx(PyExc_DeprecationWarning, message.c_str(), 1) != 0) throw py::error_already_set();
+}
+
 /// A thread pool, as a Python object.
-struct Workers {
-  std::shared_ptr<WorkerPool> pool;
+struct PythonThreadPool {
+  std::shared_ptr<base::ThreadPool> pool;
 };
 
 std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
 
 /// Default of `eviction_batch`. A CPU table evicts a few rows per step from its queues. An eviction that scans all rows
 /// should be rare, so it goes down to the low water at once: on a device, and if expiry changes the order of eviction.
+/// Example: a CPU table with "lru" evicts 128 rows at a time; a table on a device evicts all rows above the low water.
 std::size_t default_eviction_batch(at::Device device, EvictionPolicy policy, std::uint32_t time_to_live) {
   constexpr std::size_t kFewRows = 128;
   bool const expires_by_count = policy == EvictionPolicy::kLeastFrequentlyUsed && time_to_live > 0;
@@ -71,7 +84,7 @@ std::unique_ptr<TensorTable> make_table(std::size_t dim, Initializer const& init
                                         std::string const& eviction, std::optional<std::size_t> high_water,
                                         std::optional<std::size_t> low_water, std::uint32_t time_to_live,
                                         std::uint32_t min_count, std::optional<std::size_t> max_pending,
-                                        std::uint32_t hot_count, Workers const& workers,
+                                        std::uint32_t hot_count, PythonThreadPool const& thread_pool,
                                         std::optional<at::Device> device, std::optional<std::size_t> eviction_batch) {
   static std::map<std::string, EvictionPolicy> const policies{{"none", EvictionPolicy::kNone},
                                                               {"lru", EvictionPolicy::kLeastRecentlyUsed},
@@ -90,7 +103,7 @@ std::unique_ptr<TensorTable> make_table(std::size_t dim, Initializer const& init
       .min_count = min_count,
       .max_pending = rows_or_unlimited(max_pending),
       .hot_count = hot_count,
-      .workers = workers.pool};
+      .thread_pool = thread_pool.pool};
   return std::make_unique<TensorTable>(options, resolve(device));
 }
 
@@ -110,7 +123,8 @@ std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
           {"promoted", counts.promoted}, {"demoted", counts.demoted}, {"dropped_gradients", counts.dropped_gradients}};
 }
 
-/// Wraps a member function of Table for TensorTable. Functions that are not const count as changes.
+/// Wraps a member function of Table for TensorTable. Functions that are not const count as changes. Example:
+/// of_table(&Table::clear) is a function of a TensorTable that pybind11 can bind.
 template <class Result, class... Arguments>
 auto of_table(Result (Table::*function)(Arguments...)) {
   return [function](TensorTable& table, Arguments... arguments) {
@@ -123,8 +137,9 @@ auto of_table(Result (Table::*function)() const) {
 }
 
 void define_table(py::module_& module) {
-  py::class_<Workers>(module, "Workers")
-      .def(py::init([](int num_threads) { return Workers{make_workers(num_threads)}; }), py::arg("num_threads"));
+  py::class_<PythonThreadPool>(module, "ThreadPool")
+      .def(py::init([](int num_threads) { return PythonThreadPool{std::make_shared<base::ThreadPool>(num_threads)}; }),
+           py::arg("num_threads"));
   py::class_<Initializer>(module, "Initializer")
       .def_static("constant", &Initializer::constant)
       .def_static("uniform", &Initializer::uniform)
@@ -150,7 +165,7 @@ void define_table(py::module_& module) {
       .def(py::init(&make_table), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"),
-           py::arg("workers"), py::arg("device") = py::none(), py::arg("eviction_batch") = py::none())
+           py::arg("thread_pool"), py::arg("device") = py::none(), py::arg("eviction_batch") = py::none())
       .def_property_readonly("device", &TensorTable::device)
       .def_property_readonly("dim", of_table(&Table::dim))
       .def_property_readonly("state_size", of_table(&Table::state_size))
@@ -197,8 +212,8 @@ void define_table(py::module_& module) {
 
 // Deduplication and routing
 
-std::unique_ptr<TensorDeduplicator> make_deduplicator(at::Device device, Workers const& workers = {}) {
-  return device.is_cpu() ? make_host_deduplicator(workers.pool) : make_device_deduplicator(device);
+std::unique_ptr<TensorDeduplicator> make_deduplicator(at::Device device, PythonThreadPool const& thread_pool = {}) {
+  return device.is_cpu() ? make_host_deduplicator(thread_pool.pool) : make_device_deduplicator(device);
 }
 
 /// (K,) int32: the virtual bucket of each key.
@@ -213,7 +228,12 @@ at::Tensor buckets_of(KeyTensors const& keys) {
 void define_deduplicator(py::module_& module) {
   py::class_<UniqueTensors>(module, "UniqueKeys")
       .def_property_readonly("keys", &UniqueTensors::keys)
-      .def_readonly("numbers", &UniqueTensors::numbers)
+      .def_readonly("inverse_indices", &UniqueTensors::inverse_indices)
+      .def_property_readonly("numbers",
+                             [](UniqueTensors const& unique) {
+                               warn_deprecated("UniqueKeys.numbers", "inverse_indices");
+                               return unique.inverse_indices;
+                             })
       .def("narrow", &UniqueTensors::narrow)
       .def("__len__", &UniqueTensors::wait_for_size, WithoutGil());
   auto const pass_bags = [](auto function) {
@@ -222,11 +242,25 @@ void define_deduplicator(py::module_& module) {
       return (deduplicator.*function)(unique, {offsets, weights}, values);
     };
   };
+  // Functions under an old name. They warn while they still hold the GIL.
+  auto const pass_bags_deprecated = [](auto function, char const* old_name, char const* new_name) {
+    return [=](TensorDeduplicator& deduplicator, UniqueTensors const& unique, at::Tensor const& values,
+               std::optional<at::Tensor> const& offsets, std::optional<at::Tensor> const& weights) {
+      warn_deprecated(std::string("Deduplicator.") + old_name, new_name);
+      py::gil_scoped_release const release;
+      return (deduplicator.*function)(unique, {offsets, weights}, values);
+    };
+  };
   py::class_<TensorDeduplicator>(module, "Deduplicator")
-      .def(py::init([](Workers const& workers, std::optional<at::Device> device) {
+      .def(py::init([](PythonThreadPool const& thread_pool, std::optional<at::Device> device) {
+             return make_deduplicator(resolve(device), thread_pool);
+           }),
+           py::arg("thread_pool"), py::arg("device") = py::none())
+      .def(py::init([](PythonThreadPool const& workers, std::optional<at::Device> device) {
+             warn_deprecated("Deduplicator(workers=)", "thread_pool=");
              return make_deduplicator(resolve(device), workers);
            }),
-           py::arg("workers"), py::arg("device") = py::none())
+           py::kw_only(), py::arg("workers"), py::arg("device") = py::none())
       .def("deduplicate", &TensorDeduplicator::deduplicate, WithoutGil())
       .def(
           "sort_by_owner",
@@ -235,12 +269,16 @@ void define_deduplicator(py::module_& module) {
             return std::pair(deduplicator.reorder(unique, order), std::move(counts));
           },
           WithoutGil())
-      .def("hand_out", pass_bags(&TensorDeduplicator::hand_out), WithoutGil(), py::arg("unique"), py::arg("values"),
+      .def("expand", pass_bags(&TensorDeduplicator::expand), WithoutGil(), py::arg("unique"), py::arg("values"),
            py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none())
-      .def("add_up", pass_bags(&TensorDeduplicator::add_up), WithoutGil(), py::arg("unique"), py::arg("values"),
-           py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none());
+      .def("reduce", pass_bags(&TensorDeduplicator::reduce), WithoutGil(), py::arg("unique"), py::arg("values"),
+           py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none())
+      .def("hand_out", pass_bags_deprecated(&TensorDeduplicator::expand, "hand_out()", "expand()"), py::arg("unique"),
+           py::arg("values"), py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none())
+      .def("add_up", pass_bags_deprecated(&TensorDeduplicator::reduce, "add_up()", "reduce()"), py::arg("unique"),
+           py::arg("values"), py::kw_only(), py::arg("offsets") = py::none(), py::arg("weights") = py::none());
   module.def(
-      "take_as_unique", [](KeyTensors const& keys) { return make_deduplicator(keys.device())->take_as_unique(keys); },
+      "from_unique", [](KeyTensors const& keys) { return make_deduplicator(keys.device())->from_unique(keys); },
       WithoutGil());
   module.def(
       "reorder",

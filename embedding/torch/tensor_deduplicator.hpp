@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/thread_pool.hpp"
 #include "headway/embedding/deduplicator.hpp"
-#include "headway/embedding/workers.hpp"
 #include "tensors.hpp"
 
 #include <cstdint>
@@ -16,15 +17,15 @@ namespace headway::embedding {
 struct UniqueTensors {
   KeyTensors room;                   ///< Buffers whose first entries are the unique keys.
   std::optional<std::int64_t> size;  ///< Number of unique keys; none: only the device knows it.
-  at::Tensor numbers;                ///< (K,) int32, unique key of each batch position.
+  at::Tensor inverse_indices;        ///< (K,) int32, unique key of each batch position.
 
-  std::shared_ptr<UniqueKeys const> on_host{};       ///< CPU only: owner of the memory of the tensors.
-  at::Tensor members{}, begins{}, size_on_device{};  ///< CUDA only: the other fields of CudaUniqueKeys.
+  std::shared_ptr<UniqueKeys const> on_host{};                ///< CPU only: owner of the memory of the tensors.
+  at::Tensor csr_indices{}, csr_offsets{}, size_on_device{};  ///< CUDA only: the other fields of CudaUniqueKeys.
 
   /// The unique keys: exactly `size`, or all of `room` with the number in Keys::num_known.
   [[nodiscard]] KeyTensors keys() const;
-  /// CSR map from unique keys to batch positions. @throws comm::UsageError unless the keys are on `device`
-  [[nodiscard]] Members of_keys(at::Device device) const;
+  /// CSR map from unique keys to batch positions. @throws base::UsageError unless the keys are on `device`
+  [[nodiscard]] CsrMap csr(at::Device device) const;
   /// Rows of tensors with one row per unique key: their number, or its upper bound if only the device knows it.
   [[nodiscard]] std::int64_t num_rows() const { return size.value_or(room.ids.numel()); }
   /// Number of unique keys. Waits for the device if only it knows.
@@ -51,16 +52,16 @@ class TensorDeduplicator {
   virtual ~TensorDeduplicator() = default;
 
   [[nodiscard]] virtual UniqueTensors deduplicate(KeyTensors const& keys) = 0;
-  [[nodiscard]] virtual UniqueTensors take_as_unique(KeyTensors const& keys) = 0;
+  [[nodiscard]] virtual UniqueTensors from_unique(KeyTensors const& keys) = 0;
   /// @param order (rows,) int32
   [[nodiscard]] virtual UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) = 0;
   /// Expands values of unique keys to bags. @param values (rows, D)
   /// @returns (B, D)
-  [[nodiscard]] virtual at::Tensor hand_out(UniqueTensors const& unique, BagTensors const& bags,
-                                            at::Tensor const& values) = 0;
+  [[nodiscard]] virtual at::Tensor expand(UniqueTensors const& unique, BagTensors const& bags,
+                                          at::Tensor const& values) = 0;
   /// Reduces values of bags to unique keys. @param values (B, D)
   /// @returns (rows, D)
-  [[nodiscard]] virtual at::Tensor add_up(UniqueTensors const& unique, BagTensors const& bags,
+  [[nodiscard]] virtual at::Tensor reduce(UniqueTensors const& unique, BagTensors const& bags,
                                           at::Tensor const& values) = 0;
   /// Groups keys by owner rank.
   /// @returns (K,) int32 batch positions, rank by rank, and (R,) int64 keys per rank
@@ -68,7 +69,7 @@ class TensorDeduplicator {
 };
 
 /// A deduplicator for tensors on the CPU, or on a CUDA device.
-[[nodiscard]] std::unique_ptr<TensorDeduplicator> make_host_deduplicator(std::shared_ptr<WorkerPool> workers);
+[[nodiscard]] std::unique_ptr<TensorDeduplicator> make_host_deduplicator(std::shared_ptr<base::ThreadPool> thread_pool);
 [[nodiscard]] std::unique_ptr<TensorDeduplicator> make_device_deduplicator(at::Device device);
 
 }  // namespace headway::embedding

@@ -1,7 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Table on tensors: checks types and devices, allocates outputs, and calls the C++ table. Row ids and statuses are
+// int32 and uint8 tensors with the bits of RowId and KeyStatus.
+
 #include "tensor_table.hpp"
 
 #include "devices.hpp"
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 #include "headway/embedding/cuda_table.hpp"
 
 #include <optional>
@@ -66,12 +71,12 @@ at::Tensor TensorTable::gather(KeyTensors const& keys, at::Tensor const& rows) c
 }
 
 at::Tensor TensorTable::gather_bags(UniqueTensors const& unique, at::Tensor const& rows, BagTensors const& bags) const {
-  auto const numbers = span_of<std::uint32_t>(unique.numbers, at::kInt, device_, "numbers");
+  auto const inverse_indices = span_of<std::uint32_t>(unique.inverse_indices, at::kInt, device_, "inverse_indices");
   auto const view = bags.view(device_);
-  auto const num_bags = view.offsets.empty() ? numbers.size() : view.offsets.size() - 1;
+  auto const num_bags = view.offsets.empty() ? inverse_indices.size() : view.offsets.size() - 1;
   auto out =
       empty({static_cast<std::int64_t>(num_bags), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
-  table_->gather_bags(unique.keys().view(device_), rows_of(rows, device_), numbers, view,
+  table_->gather_bags(unique.keys().view(device_), rows_of(rows, device_), inverse_indices, view,
                       span_of<float>(out, at::kFloat, device_, "out"));
   return out;
 }
@@ -88,15 +93,16 @@ void TensorTable::update_bags(KeyTensors const& keys, at::Tensor const& rows, Un
                               BagTensors const& bags, at::Tensor const& gradients, double learning_rate,
                               std::uint64_t step) {
   change([&](Table& table) {
-    table.update_bags(keys.view(device_), rows_of(rows, device_), unique.of_keys(device_), bags.view(device_),
+    table.update_bags(keys.view(device_), rows_of(rows, device_), unique.csr(device_), bags.view(device_),
                       floats_of(gradients, device_, "gradients"), {.learning_rate = learning_rate, .number = step});
   });
 }
 
-at::Tensor TensorTable::insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors) {
+at::Tensor TensorTable::insert_or_assign(KeyTensors const& keys, at::Tensor const& embeddings) {
   auto statuses = empty(keys.ids.numel(), at::kByte, device_);
   change([&](Table& table) {
-    table.insert_or_assign(keys.view(device_), floats_of(vectors, device_, "vectors"), statuses_of(statuses, device_));
+    table.insert_or_assign(keys.view(device_), floats_of(embeddings, device_, "embeddings"),
+                           statuses_of(statuses, device_));
   });
   return statuses;
 }
@@ -118,17 +124,18 @@ TensorTable::RecordTensors TensorTable::export_records(KeyTensors const& keys) c
     return tensor_of(std::move(values), at::kFloat).view({size, static_cast<std::int64_t>(width)});
   };
   return {tensor_of(std::move(records.counts), at::kInt), tensor_of(std::move(records.steps), at::kInt),
-          matrix(std::move(records.vectors), table_->dim()), matrix(std::move(records.states), table_->state_size())};
+          matrix(std::move(records.embeddings), table_->dim()),
+          matrix(std::move(records.states), table_->state_size())};
 }
 
 at::Tensor TensorTable::import_records(KeyTensors const& keys, RecordTensors const& tensors) {
   auto const view = keys.view(kHost);
-  auto const& [counts, steps, vectors, states] = tensors;
+  auto const& [counts, steps, embeddings, states] = tensors;
   Records records{.ids = {view.ids.begin(), view.ids.end()},
                   .tables = {view.tables.begin(), view.tables.end()},
                   .counts = vector_of<std::uint32_t>(counts, at::kInt, "counts"),
                   .steps = vector_of<std::uint32_t>(steps, at::kInt, "steps"),
-                  .vectors = vector_of<float>(vectors, at::kFloat, "vectors"),
+                  .embeddings = vector_of<float>(embeddings, at::kFloat, "embeddings"),
                   .states = vector_of<float>(states, at::kFloat, "states")};
   if (view.tables.empty()) records.tables.assign(view.size(), view.table);
   auto statuses = empty(keys.ids.numel(), at::kByte, kHost);
@@ -138,7 +145,7 @@ at::Tensor TensorTable::import_records(KeyTensors const& keys, RecordTensors con
 
 void TensorTable::import_pending(KeyTensors const& keys) {
   auto const view = keys.view(kHost);
-  comm::expects(view.counts.size() == view.size(), "keys that wait for a row have counts");
+  base::expects(view.counts.size() == view.size(), "keys that wait for a row have counts");
   Records records;
   records.ids.assign(view.ids.begin(), view.ids.end());
   records.tables.assign(view.tables.begin(), view.tables.end());

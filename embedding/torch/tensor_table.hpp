@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/table.hpp"
@@ -17,7 +18,7 @@ namespace headway::embedding {
 class TensorTable {
  public:
   using RowsAndStatuses = std::pair<at::Tensor, at::Tensor>;
-  /// Columns of Records: counts, steps, vectors, states.
+  /// Columns of Records: counts, steps, embeddings, states.
   using RecordTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
   TensorTable(TableOptions const& options, at::Device device);
@@ -51,9 +52,9 @@ class TensorTable {
   /// @param gradients (B, D)
   void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
                    at::Tensor const& gradients, double learning_rate, std::uint64_t step);
-  /// @param vectors (K, D)
+  /// @param embeddings (K, D)
   /// @returns (K,) uint8 statuses
-  at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& vectors);
+  at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& embeddings);
   void erase(KeyTensors const& keys) {
     change([&](Table& table) { table.erase(keys.view(device_)); });
   }
@@ -67,15 +68,17 @@ class TensorTable {
 
  private:
   /// Scope of a change: increments `num_changes_` at both ends.
+  /// The counter is odd while a change runs, as in a sequence lock, provided that changes do not overlap. A
+  /// checkpoint compares it before and after it is written, and is refused if it has moved.
   class Changing {
    public:
-    explicit Changing(std::atomic<std::uint64_t>& number) : number_(number) { ++number_; }
+    explicit Changing(std::atomic<std::uint64_t>& num_changes) : num_changes_(num_changes) { ++num_changes_; }
     Changing(Changing const&) = delete;
     Changing& operator=(Changing const&) = delete;
-    ~Changing() { ++number_; }
+    ~Changing() { ++num_changes_; }
 
    private:
-    std::atomic<std::uint64_t>& number_;
+    std::atomic<std::uint64_t>& num_changes_;
   };
 
   at::Device device_;

@@ -1,7 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Checks and views of tensors. torch has no unsigned 64-bit ids that all its functions accept, so ids travel as int64
+// and counts as int32, and the C++ side reads the same bits as unsigned. Example: the id 2^63 + 1 is -2^63 + 1 in the
+// tensor. Ids are compared and hashed, never added, so the sign does not matter.
+
 #include "tensors.hpp"
 
 #include "devices.hpp"
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <limits>
 #include <string>
@@ -29,7 +35,7 @@ template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name) {
   // Builds the message only in the error case: a step checks about forty tensors.
   if (tensor.scalar_type() != type || !tensor.is_contiguous() || tensor.device() != device) {
-    throw comm::UsageError(std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " +
+    throw base::UsageError(std::string(name) + " must be a contiguous " + at::toString(type) + " tensor on " +
                            name_of(device) + ", not " + at::toString(tensor.scalar_type()) + " on " +
                            name_of(tensor.device()));
   }
@@ -47,7 +53,7 @@ std::span<float const> floats_of(at::Tensor const& tensor, at::Device device, ch
 }
 
 std::int64_t width_of(at::Tensor const& values) {
-  comm::expects(values.dim() == 2, "values must have two dimensions, not " + std::to_string(values.dim()));
+  base::expects(values.dim() == 2, "values must have two dimensions, not " + std::to_string(values.dim()));
   return values.size(1);
 }
 
@@ -61,18 +67,18 @@ KeyTensors::KeyTensors(at::Tensor the_ids, std::optional<at::Tensor> the_tables,
       are_unique(the_keys_are_unique),
       num_known(std::move(the_num_known)) {
   if (the_table < 0 || the_table > std::numeric_limits<std::uint32_t>::max()) {
-    throw comm::UsageError("there is no table " + std::to_string(the_table));
+    throw base::UsageError("there is no table " + std::to_string(the_table));
   }
   if (!device().is_cpu() && !device().is_cuda()) {
-    throw comm::UsageError("keys are on the CPU or CUDA devices, not " + device().str());
+    throw base::UsageError("keys are on the CPU or CUDA devices, not " + device().str());
   }
   auto const size = span_of<std::uint64_t>(ids, at::kLong, device(), "ids").size();
-  if (ids.dim() != 1) throw comm::UsageError("ids must have one dimension, not " + std::to_string(ids.dim()));
-  if (tables) comm::expects(words_of(tables, device(), "tables").size() == size, "not one table for each key");
-  if (counts) comm::expects(words_of(counts, device(), "counts").size() == size, "not one count for each key");
+  if (ids.dim() != 1) throw base::UsageError("ids must have one dimension, not " + std::to_string(ids.dim()));
+  if (tables) base::expects(words_of(tables, device(), "tables").size() == size, "not one table for each key");
+  if (counts) base::expects(words_of(counts, device(), "counts").size() == size, "not one count for each key");
   if (!num_known) return;
-  comm::expects(device().is_cuda(), "num_known is for keys on CUDA devices");
-  comm::expects(words_of(num_known, device(), "num_known").size() == 1, "num_known must be one number");
+  base::expects(device().is_cuda(), "num_known is for keys on CUDA devices");
+  base::expects(words_of(num_known, device(), "num_known").size() == 1, "num_known must be one number");
 }
 
 Keys KeyTensors::view(at::Device device) const {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/table.hpp"
@@ -13,24 +14,25 @@
 namespace headway::embedding {
 
 /// View of the elements of `tensor`. @param name of the tensor in the error
-/// @throws comm::UsageError unless it is of `type`, contiguous and on `device`
+/// @throws base::UsageError unless it is of `type`, contiguous and on `device`
 template <class T>
 std::span<T> span_of(at::Tensor const& tensor, at::ScalarType type, at::Device device, char const* name);
 
 /// span_of() a float32 tensor.
 std::span<float const> floats_of(at::Tensor const& tensor, at::Device device, char const* name);
 
-/// Number of columns of `values`. @throws comm::UsageError unless it has two dimensions
+/// Number of columns of `values`. @throws base::UsageError unless it has two dimensions
 std::int64_t width_of(at::Tensor const& values);
 
 /// Keys as tensors, all on one device. Tensors hold signed integers, the C++ side unsigned ones with the same bits.
+/// Example: ids 5 6 5, tables 0 0 1: three different keys. Without `tables`, ids 5 6 5 are two different keys.
 struct KeyTensors {
   /// @param ids (K,) int64
   /// @param tables (K,) int32, or none: all keys are of `table`
   /// @param counts (K,) int32 lookups per key, or none: one each
   /// @param are_unique the caller guarantees that no key repeats
   /// @param num_known (1,) int32, CUDA only: number of valid `ids`, a prefix; none: all
-  /// @throws comm::UsageError if a tensor is of another type, shape or device
+  /// @throws base::UsageError if a tensor is of another type, shape or device
   KeyTensors(at::Tensor ids, std::optional<at::Tensor> tables, std::int64_t table, std::optional<at::Tensor> counts,
              bool are_unique = false, std::optional<at::Tensor> num_known = std::nullopt);
 
@@ -42,7 +44,7 @@ struct KeyTensors {
   std::optional<at::Tensor> num_known;
 
   [[nodiscard]] at::Device device() const { return ids.device(); }
-  /// View for calls of Table. @throws comm::UsageError unless the keys are on `device`
+  /// View for calls of Table. @throws base::UsageError unless the keys are on `device`
   [[nodiscard]] Keys view(at::Device device) const;
   /// The first `size` keys, without `num_known`.
   [[nodiscard]] KeyTensors narrow(std::int64_t size) const;

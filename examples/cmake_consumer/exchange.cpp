@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Example of the C++ API: every rank sends one number to each rank and checks the numbers that it receives.
 // Start one process per rank. All ranks name the same directory; the FileStore in it lets them find each other:
 //   for rank in 0 1 2; do ./exchange $rank 3 /tmp/meeting-place & done; wait

@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Names for 16-bit floating-point types whose bits are only stored here. Conversions are in elements.hpp.
+
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Element types of tensors and their conversions, for the host and for kernels without tensor cores.
+//
+// float16 has 5 exponent bits with bias 15, float32 has 8 with bias 127. as_real() moves the bits by 13 places and
+// multiplies by 2^(127 - 15) = 2^112, which also gives subnormal numbers their value. Infinity and NaN need their own
+// exponent. nearest() goes the other way and rounds ties to even, like the conversions of torch.
+
 #pragma once
 
 #include "element_bits.hpp"

@@ -1,7 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Arguments of the HSTU operator: checks tensors, and describes them as HstuForwardArgs without a copy. All checks
+// that need only shapes, types and devices are here; contents (offsets, counts) are checked by the kernels.
+
 #include "hstu_arguments.hpp"
 
-#include "element_types.hpp"
-#include "list_arguments.hpp"
+#include "tensor_arguments.hpp"
 
 #include <limits>
 
@@ -31,6 +35,8 @@ std::int32_t positions(std::int64_t value, char const* name) {
 }
 
 /// Translates scalar arguments into options, and checks them.
+/// "max_length" divides by a number that is known here, so it is folded into the scale. "length" depends on the
+/// sequence and is left to the kernel. Example: scale 0.125 and max_length 50 give the scale 0.0025.
 HstuAttentionOptions options_of(HstuArguments const& of) {
   bool const is_by_max = of.length_scaling == "max_length";
   TORCH_CHECK_VALUE(is_by_max || of.length_scaling == "length" || of.length_scaling == "none",
@@ -49,6 +55,8 @@ HstuAttentionOptions options_of(HstuArguments const& of) {
 }
 
 /// Translates and checks offsets and counts.
+/// N sequences have N + 1 offsets. Sequence n has the rows offsets[n] to offsets[n + 1] - 1 of q, and the same of k
+/// and v by key_offsets; the two differ when new tokens attend to cached ones.
 HstuSequences sequences_of(HstuArguments const& of) {
   auto const device = of.q.device();
   TORCH_CHECK_VALUE(of.offsets.dim() == 1 && of.offsets.size(0) >= 1,
@@ -68,6 +76,8 @@ HstuSequences sequences_of(HstuArguments const& of) {
 }
 
 /// Translates and checks the bias.
+/// Position weights have one entry per signed distance, from -(D - 1) to D - 1: 2 D - 1 of them. Time weights have
+/// one entry per interval between bounds: one more than there are bounds.
 HstuBias bias_of(HstuArguments const& of) {
   auto const device = of.q.device();
   auto const type = of.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -1,5 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // torch.ops.headway.hstu_attention and its backward pass. They are boxed: torch passes arguments on a stack, the last
-// one on top.
+// one on top. Autograd is registered in Python (python/headway/ops/hstu_attention.py), which saves the inputs: S and
+// P are computed again in the backward pass.
+//
+// Kernels for Hopper take only some shapes. If a copy with more columns makes them possible, it is made here, since
+// the copy costs far less than the slower kernels: dim 48 is copied to 64 columns, the added ones are 0 and change no
+// product. If nothing helps, a warning tells once why the call is slow.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 #include "hstu_arguments.hpp"
@@ -35,12 +42,12 @@ void enqueue(void (*kernel)(Args const&, CudaStream, void*), std::size_t (*works
 
 /// Runs a pass on the CPU or on the CUDA device of `like`.
 void run(HstuForwardArgs const& args, at::Tensor const& like) {
-  if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads(), torch_tasks());
+  if (like.is_cpu()) return hstu_attention_forward(args, at::get_num_threads(), torch_executor());
   enqueue(&hstu_attention_forward_async, &hstu_attention_forward_workspace_bytes, args, like);
 }
 
 void run(HstuBackwardArgs const& args, at::Tensor const& like) {
-  if (like.is_cpu()) return hstu_attention_backward(args, at::get_num_threads(), torch_tasks());
+  if (like.is_cpu()) return hstu_attention_backward(args, at::get_num_threads(), torch_executor());
   enqueue(&hstu_attention_backward_async, &hstu_attention_backward_workspace_bytes, args, like);
 }
 
@@ -53,6 +60,8 @@ HstuKernelChoice choose_kernels(Args const& args, at::Tensor const& like) {
 }
 
 /// Contiguous copy of rows with `columns` columns; added columns are 0.
+/// A row of zeros adds nothing to any product, so wider queries, keys and values give the same output in their first
+/// columns.
 at::Tensor with_columns(at::Tensor const& rows, std::int64_t columns) {
   if (rows.size(2) != columns) return at::constant_pad_nd(rows, {0, columns - rows.size(2)});
   return rows.clone(at::MemoryFormat::Contiguous);
@@ -172,6 +181,8 @@ void backward_of_stack(c10::OperatorHandle const& /*op*/, Stack* stack) {
 }
 
 /// Autocast: queries, keys and values are cast to its type; bias weights stay float32.
+/// The first three arguments of the schema are q, k and v. They are replaced on the stack, and the operator is called
+/// again with autocasting excluded, which runs the kernel of the device.
 void cast_heads_of_stack(c10::OperatorHandle const& op, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard const guard(
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));

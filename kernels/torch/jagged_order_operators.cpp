@@ -1,10 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes. They
 // reorder jagged rows of several features and samples. python/headway/ops documents the arguments.
+//
+// Every operator is a move of segments (jagged_moves.hpp) in three steps: move the lengths as rows of one number
+// each, scan both lists of lengths to offsets, move the rows. Nothing waits for a device unless the caller does not
+// say how many rows the result has.
+//
+// Example: ranged_dispatch, F = 2, B = 3, bounds 0 2 3 (rank 0 has samples 0 and 1). Items f0s0 f0s1 f0s2 f1s0 f1s1
+// f1s2 become f0s0 f0s1 f1s0 f1s1 | f0s2 f1s2: each rank's rows lie together, ready for an all-to-all exchange.
 
-#include "element_types.hpp"
 #include "headway/kernels/jagged_offsets.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged_tensors.hpp"
+#include "tensor_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <tuple>
@@ -110,6 +119,11 @@ Reordered reorder(Tensors const& values, at::Tensor const& lengths, Reordering c
   return {std::move(outs), out_lengths, offsets, source_offsets};
 }
 
+/// Chooses items: item (i, j) of the result has the rows of item (features[i], samples[j]). An entry may repeat,
+/// which copies the item, or be absent, which drops it. Without a list of samples whole features move, each as one
+/// segment. Example: F = 2, B = 1, lengths 2 | 1, features = 1 0 1. Rows a0 a1 | b0 become b0 | a0 a1 | b0, lengths 1
+/// | 2 | 1.
+/// @returns values, lengths (features, samples), offsets of the result, offsets of the source
 std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::TensorList values, at::Tensor const& lengths,
                                                                        OptionalTensor const& features,
                                                                        OptionalTensor const& samples,
@@ -134,20 +148,23 @@ std::tuple<Tensors, at::Tensor, at::Tensor, at::Tensor> jagged_permute(at::Tenso
 
 /// CSR map from each entry of a list of indices to its copies, with its memory.
 struct InvertedList {
-  at::Tensor offsets, members;
+  at::Tensor csr_offsets, csr_indices;
 
   InvertedList(OptionalTensor const& list, std::int64_t num_entries) {
     if (!list) return;
     auto const [sorted, order] = list->sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
-    members = order;
-    offsets = at::searchsorted(sorted, at::arange(num_entries + 1, list->options()));
+    csr_indices = order;
+    csr_offsets = at::searchsorted(sorted, at::arange(num_entries + 1, list->options()));
   }
   [[nodiscard]] ListCopies view() const {
-    if (!members.defined()) return {};
-    return {offsets.const_data_ptr<std::int64_t>(), members.const_data_ptr<std::int64_t>()};
+    if (!csr_indices.defined()) return {};
+    return {csr_offsets.const_data_ptr<std::int64_t>(), csr_indices.const_data_ptr<std::int64_t>()};
   }
 };
 
+/// The gradient of a source row is the sum over its copies; a row without a copy gets 0. The lists are inverted
+/// first: for each source entry, the places in the list that name it. Then each sum adds its copies in ascending
+/// order, without atomics, so the result does not depend on scheduling.
 Tensors jagged_permute_backward(at::TensorList grads, at::Tensor const& offsets, at::Tensor const& source_offsets,
                                 OptionalTensor const& features, OptionalTensor const& samples,
                                 std::int64_t num_features, std::int64_t num_samples, std::int64_t num_rows) {
@@ -174,13 +191,15 @@ Tensors jagged_permute_backward(at::TensorList grads, at::Tensor const& offsets,
                        .sums = sums[i].mutable_data_ptr()});
   }
   call_kernel([&] {
-    if (device.is_cpu()) return sum_copies(items, tensors, torch_tasks());
+    if (device.is_cpu()) return sum_copies(items, tensors, torch_executor());
     c10::DeviceGuard const guard(device);
     sum_copies_async(items, tensors, current_stream(device));
   });
   return sums;
 }
 
+/// Swaps features and samples. Example: F = 2, B = 2, items f0s0 f0s1 f1s0 f1s1 become f0s0 f1s0 f0s1 f1s1. The
+/// backward pass is the same operator on the gradient.
 std::tuple<Tensors, at::Tensor> jagged_transpose(at::TensorList values, at::Tensor const& lengths) {
   Tensors const rows = contiguous_rows(values, "jagged_transpose");
   at::Tensor const sources = lengths_of_items(lengths, rows[0], "jagged_transpose");
@@ -248,6 +267,9 @@ class RankRuns {
 
 using Direction = JaggedMove::Direction;
 
+/// Feature order to rank order; the example is at the top of the file.
+/// @param bounds (ranks + 1): rank r gets the samples bounds[r] to bounds[r + 1] - 1
+/// @returns values, lengths in rank order (features * samples), and the rows of each rank: the splits of an all-to-all
 std::tuple<Tensors, at::Tensor, at::Tensor> ranged_dispatch(at::TensorList values, at::Tensor const& lengths,
                                                             at::Tensor const& bounds) {
   Tensors const rows = contiguous_rows(values, "ranged_dispatch");
@@ -261,6 +283,8 @@ std::tuple<Tensors, at::Tensor, at::Tensor> ranged_dispatch(at::TensorList value
   return {std::move(outs), out_lengths, runs.rows_of_ranks(by_rank)};
 }
 
+/// Inverse of ranged_dispatch(): rank order back to feature order. It scatters where ranged_dispatch() gathers.
+/// @param lengths in rank order (features * samples)
 std::tuple<Tensors, at::Tensor> ranged_combine(at::TensorList values, at::Tensor const& lengths,
                                                at::Tensor const& bounds, std::int64_t num_features) {
   Tensors const rows = contiguous_rows(values, "ranged_combine");

@@ -1,9 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // torch.ops.headway.jagged_concat, jagged_split, jagged_to_padded, padded_to_jagged, jagged_add_dense, jagged_reduce
 // and jagged_expand: rows of samples at offsets. python/headway/ops documents the arguments.
+//
+// Example: two jagged tensors with lengths 1 2 and 2 0. Their concatenation has, per sample, the rows of the first
+// tensor, then those of the second: joined lengths 1 2 | 2 0, offsets 0 1 3 5 5. Tensor 0 is placed at entries 0 and
+// 2 of these offsets, tensor 1 at entries 1 and 3.
 
-#include "element_types.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged_tensors.hpp"
+#include "tensor_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <utility>
@@ -55,12 +61,12 @@ at::Tensor joined_offsets(at::TensorList offsets, at::Device device, char const*
   return offsets_of(at::stack(offsets, 1).diff(1, 0));
 }
 
-/// Move between jagged tensor `number` of K and its place in the join.
+/// Move between jagged tensor `index` of K and its part of the join.
 JaggedMove join_move(JaggedMove::Direction direction, at::Tensor const& offsets, std::int64_t num_rows,
-                     at::Tensor const& joined, std::int64_t num_joined_rows, std::size_t number) {
+                     at::Tensor const& joined, std::int64_t num_joined_rows, std::size_t index) {
   std::int64_t const num_samples = offsets.numel() - 1;
   std::int64_t const num_parts = num_samples == 0 ? 0 : (joined.numel() - 1) / num_samples;
-  auto const shift = static_cast<std::int64_t>(number);
+  auto const shift = static_cast<std::int64_t>(index);
   return {.num_segments = num_samples,
           .packed = {.offsets = offsets.const_data_ptr<std::int64_t>(), .num_items = num_samples},
           .placed = {.offsets = joined.const_data_ptr<std::int64_t>() + shift,
@@ -71,6 +77,7 @@ JaggedMove join_move(JaggedMove::Direction direction, at::Tensor const& offsets,
           .direction = direction};
 }
 
+/// Joins K jagged tensors sample by sample. Its backward pass is jagged_split().
 at::Tensor jagged_concat(at::TensorList values, at::TensorList offsets) {
   TORCH_CHECK_VALUE(!values.empty() && values.size() == offsets.size(), "jagged_concat: there are ", values.size(),
                     " values and ", offsets.size(), " offsets, and must be equally many, at least one");
@@ -92,6 +99,8 @@ at::Tensor jagged_concat(at::TensorList values, at::TensorList offsets) {
   return out;
 }
 
+/// Inverse of jagged_concat(). The caller gives the number of rows of each part, so that nothing waits for offsets on
+/// a device. Example: joined rows a0 b0 b1 | b2 with offsets 0 1 1 and 0 2 3 give a0 and b0 b1 b2.
 Tensors jagged_split(at::Tensor const& values, at::TensorList offsets, at::IntArrayRef num_rows) {
   TORCH_CHECK_VALUE(offsets.size() == num_rows.size(), "jagged_split: there are ", offsets.size(), " offsets and ",
                     num_rows.size(), " numbers of rows");
@@ -120,6 +129,8 @@ Segments padded_segments(std::int64_t num_samples, std::int64_t max_length) {
   return {.rows_each = max_length, .num_items = num_samples};
 }
 
+/// (rows, ...) to (samples, max_length, ...). Longer samples are cut, shorter ones filled with `padding`. Example:
+/// lengths 1 3, max_length 2: rows a0 b0 b1 b2 become [a0 pad] [b0 b1].
 at::Tensor jagged_to_padded(at::Tensor const& values, at::Tensor const& offsets, std::int64_t max_length,
                             at::Scalar const& padding) {
   JaggedTensor const jagged(values, offsets, "jagged_to_padded");
@@ -134,6 +145,8 @@ at::Tensor jagged_to_padded(at::Tensor const& values, at::Tensor const& offsets,
   return out;
 }
 
+/// Inverse of jagged_to_padded(). Rows that were cut there come back as 0. `num_rows` is offsets[B], given by the
+/// caller so that nothing waits for a device.
 at::Tensor padded_to_jagged(at::Tensor const& padded, at::Tensor const& offsets, std::int64_t num_rows) {
   TORCH_CHECK_VALUE(padded.dim() >= 2 && padded.size(0) == offsets.numel() - 1, "padded_to_jagged: padded must be (",
                     offsets.numel() - 1, " samples, max_length, ...), not ", padded.sizes());
@@ -150,6 +163,8 @@ at::Tensor padded_to_jagged(at::Tensor const& padded, at::Tensor const& offsets,
   return out;
 }
 
+/// Repeats row b of a dense tensor for each row of sample b. Example: rows p q with lengths 2 1 become p p q. It is
+/// the backward pass of a sum over samples.
 at::Tensor jagged_expand(at::Tensor const& rows, at::Tensor const& offsets, std::int64_t num_rows) {
   TORCH_CHECK_VALUE(rows.dim() >= 1 && rows.size(0) == offsets.numel() - 1, "jagged_expand: rows must be (",
                     offsets.numel() - 1, " samples, ...), not ", rows.sizes());
@@ -167,6 +182,7 @@ at::Tensor jagged_expand(at::Tensor const& rows, at::Tensor const& offsets, std:
   return out;
 }
 
+/// Adds dense[b][i] to row i of sample b, such as embeddings of positions. Rows from max_length on are unchanged.
 at::Tensor jagged_add_dense(at::Tensor const& values, at::Tensor const& offsets, at::Tensor const& dense) {
   JaggedTensor const jagged(values, offsets, "jagged_add_dense");
   TORCH_CHECK_VALUE(dense.dim() == values.dim() + 1 && dense.size(0) == jagged.num_samples &&
@@ -180,7 +196,7 @@ at::Tensor jagged_add_dense(at::Tensor const& values, at::Tensor const& offsets,
   auto const rows = jagged.rows("jagged_add_dense");
   call_kernel([&] {
     if (values.is_cpu()) {
-      return add_dense(rows, added.const_data_ptr(), added.size(1), out.mutable_data_ptr(), torch_tasks());
+      return add_dense(rows, added.const_data_ptr(), added.size(1), out.mutable_data_ptr(), torch_executor());
     }
     c10::DeviceGuard const guard(values.device());
     add_dense_async(rows, added.const_data_ptr(), added.size(1), out.mutable_data_ptr(),
@@ -189,6 +205,8 @@ at::Tensor jagged_add_dense(at::Tensor const& values, at::Tensor const& offsets,
   return out;
 }
 
+/// Sum or mean of the rows of each sample: (B, ...). A sample without rows gives 0. The order of additions follows
+/// from the offsets alone.
 at::Tensor jagged_reduce(at::Tensor const& values, at::Tensor const& offsets, c10::string_view reduction) {
   TORCH_CHECK_VALUE(reduction == "sum" || reduction == "mean", "jagged_reduce: reduction must be sum or mean, not ",
                     reduction);
@@ -197,7 +215,7 @@ at::Tensor jagged_reduce(at::Tensor const& values, at::Tensor const& offsets, c1
   auto const rows = jagged.rows("jagged_reduce");
   at::Tensor const out = empty_rows_like(jagged.values, {jagged.num_samples});
   call_kernel([&] {
-    if (values.is_cpu()) return reduce_samples(rows, kind, out.mutable_data_ptr(), torch_tasks());
+    if (values.is_cpu()) return reduce_samples(rows, kind, out.mutable_data_ptr(), torch_executor());
     c10::DeviceGuard const guard(values.device());
     at::Tensor const scratch = at::empty({reduce_samples_scratch_bytes(rows)}, values.options().dtype(at::kByte));
     reduce_samples_async(rows, kind, out.mutable_data_ptr(), scratch.mutable_data_ptr(),

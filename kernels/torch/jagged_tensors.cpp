@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Helpers of the jagged operators: offsets from lengths, rows of tensors, and moves of several tensors in one call.
+
 #include "jagged_tensors.hpp"
 
 #include "headway/kernels/jagged_offsets.hpp"
@@ -27,6 +31,7 @@ at::Tensor offsets_of(at::Tensor const& lengths) {
 MovedOffsets offsets_of_both(at::Tensor const& before, at::Tensor const& after, std::int64_t num_rows) {
   expect_lengths(before);
   std::int64_t const num_before = before.numel(), num_after = after.numel();
+  // One allocation and one scan serve both lists.
   at::Tensor const offsets = at::empty({num_before + num_after + 2}, before.options().dtype(at::kLong));
   MovedLengths const lengths{
       .type = before.scalar_type() == at::kInt ? MovedLengths::LengthType::kInt32 : MovedLengths::LengthType::kInt64,
@@ -84,7 +89,7 @@ namespace {
 
 void move(JaggedMove const& move, at::Device device, std::span<MovedRows const> rows) {
   call_kernel([&] {
-    if (device.is_cpu()) return move_rows(move, rows, torch_tasks());
+    if (device.is_cpu()) return move_rows(move, rows, torch_executor());
     c10::DeviceGuard const guard(device);
     move_rows_async(move, rows, current_stream(device));
   });
@@ -117,6 +122,7 @@ void move_tensor(JaggedMove const& move_of_one, at::Tensor const& source, at::Te
   bool const has_columns = set_rows(rows, source, out, num_leading);
   at::Tensor const element = at::scalar_tensor(fill, at::TensorOptions(source.scalar_type()));
   std::size_t const size = element.element_size();
+  // The kernel copies 16 bytes at a time, so the element is repeated to that size.
   for (std::size_t i = 0; i + size <= sizeof(rows.fill); i += size) {
     std::memcpy(rows.fill + i, element.const_data_ptr(), size);
   }

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"
 #include "kernel_calls.hpp"
-#include "list_arguments.hpp"
+#include "tensor_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <cstdint>
@@ -13,6 +14,7 @@ namespace headway::kernels {
 using OptionalTensor = std::optional<at::Tensor>;
 
 /// Exclusive prefix sum with the total at the end: (entries + 1) int64 for `lengths` of any shape.
+/// Example: lengths 2 0 3 give offsets 0 2 2 5.
 [[nodiscard]] at::Tensor offsets_of(at::Tensor const& lengths);
 
 /// Offsets of lengths before and after a move, computed together; both are parts of one tensor. The lengths before must

@@ -1,9 +1,14 @@
-// torch.ops.headway.gated_norm and silu_split with their backward passes. python/headway/ops documents the arguments.
+// SPDX-License-Identifier: Apache-2.0
 
-#include "element_types.hpp"
+// torch.ops.headway.gated_norm and silu_split with their backward passes. python/headway/ops documents the arguments.
+//
+// Inputs may be views with any stride between rows, such as parts of one projection; only columns must be contiguous.
+// Missing gradients are returned as empty tensors, since an operator's schema cannot leave out a result.
+
 #include "headway/kernels/gated_norm.hpp"
 #include "headway/kernels/silu_split.hpp"
 #include "kernel_calls.hpp"
+#include "tensor_arguments.hpp"
 #include "torch_headers.hpp"
 
 #include <c10/core/DeviceGuard.h>
@@ -107,6 +112,8 @@ struct NormArguments {
   }
 };
 
+/// @returns output (rows, columns of the form), and per row the mean and the reciprocal of the deviation, for the
+/// backward pass
 std::tuple<at::Tensor, at::Tensor> gated_norm_forward(at::Tensor const& x, OptionalTensor const& gate,
                                                       OptionalTensor const& weight, OptionalTensor const& bias,
                                                       c10::string_view norm, c10::string_view form, double eps) {
@@ -114,7 +121,7 @@ std::tuple<at::Tensor, at::Tensor> gated_norm_forward(at::Tensor const& x, Optio
   at::Tensor const out = at::empty({x.size(0), given.num_out_columns()}, x.options());
   at::Tensor const statistics = at::empty({x.size(0), 2}, x.options().dtype(real_of(x)));
   call_kernel([&] {
-    if (x.is_cpu()) return gated_norm(given.args, out.data_ptr(), statistics.data_ptr(), torch_tasks());
+    if (x.is_cpu()) return gated_norm(given.args, out.data_ptr(), statistics.data_ptr(), torch_executor());
     c10::DeviceGuard const guard(x.device());
     gated_norm_async(given.args, out.data_ptr(), statistics.data_ptr(), current_stream(x.device()));
   });
@@ -126,6 +133,9 @@ at::Tensor empty_like_optional(OptionalTensor const& tensor, at::Tensor const& x
   return tensor ? at::empty_like(*tensor, at::MemoryFormat::Contiguous) : at::empty({0}, x.options());
 }
 
+/// `residual` is a gradient of x from elsewhere, such as that of a skip connection. It is added here, which saves a
+/// pass over memory.
+/// @returns gradients of x, gate, weight and bias
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gated_norm_gradients(
     at::Tensor const& grad_out, at::Tensor const& statistics, OptionalTensor const& residual, at::Tensor const& x,
     OptionalTensor const& gate, OptionalTensor const& weight, OptionalTensor const& bias, c10::string_view norm,
@@ -153,7 +163,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> gated_norm_gradients(
                                .grad_weight = weight ? grad_weight.data_ptr() : nullptr,
                                .grad_bias = bias ? grad_bias.data_ptr() : nullptr};
   call_kernel([&] {
-    if (x.is_cpu()) return gated_norm_backward(args, torch_tasks());
+    if (x.is_cpu()) return gated_norm_backward(args, torch_executor());
     c10::DeviceGuard const guard(x.device());
     at::Tensor const scratch = at::empty({gated_norm_backward_scratch_bytes(args)}, x.options().dtype(at::kByte));
     gated_norm_backward_async(args, scratch.data_ptr(), current_stream(x.device()));
@@ -176,6 +186,8 @@ void check_parts(at::Tensor const& x, at::IntArrayRef widths, c10::List<bool> co
                     x.size(1));
 }
 
+/// Cuts x into parts of `widths` columns and applies SiLU, x * sigmoid(x), to those that are activated. An HSTU layer
+/// makes u, v, q and k from one projection that way.
 std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef widths,
                                            c10::List<bool> const& activated) {
   check_parts(x, widths, activated);
@@ -191,13 +203,14 @@ std::vector<at::Tensor> silu_split_forward(at::Tensor const& x, at::IntArrayRef 
   SiluSplit const args{
       .type = element_type(x, "silu_split", "x"), .num_rows = x.size(0), .x = rows_of(rows), .parts = parts};
   call_kernel([&] {
-    if (x.is_cpu()) return silu_split(args, torch_tasks());
+    if (x.is_cpu()) return silu_split(args, torch_executor());
     c10::DeviceGuard const guard(x.device());
     silu_split_async(args, current_stream(x.device()));
   });
   return outs;
 }
 
+/// @returns gradient of x, and its sum over all rows: the gradient of the projection's bias
 std::tuple<at::Tensor, at::Tensor> silu_split_gradients(at::TensorList grads, at::Tensor const& x,
                                                         c10::List<bool> const& activated) {
   std::vector<std::int64_t> widths;
@@ -221,7 +234,7 @@ std::tuple<at::Tensor, at::Tensor> silu_split_gradients(at::TensorList grads, at
                                .grad_x = grad_x.data_ptr(),
                                .column_sums = column_sums.data_ptr()};
   call_kernel([&] {
-    if (x.is_cpu()) return silu_split_backward(args, torch_tasks());
+    if (x.is_cpu()) return silu_split_backward(args, torch_executor());
     c10::DeviceGuard const guard(x.device());
     at::Tensor const scratch = at::empty({silu_split_backward_scratch_bytes(args)}, x.options().dtype(at::kByte));
     silu_split_backward_async(args, scratch.data_ptr(), current_stream(x.device()));

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Extension module headway._kernels. Importing it registers the operators; python/headway/_kernels.pyi describes the
 // rest.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // torch.ops.headway.run_lengths and unique_with_counts. Outputs are as long as inputs and a count tells how much of
 // them is valid, so nothing waits for a device. python/headway/ops documents the arguments.
 
@@ -19,6 +21,8 @@ void expect_keys(at::Tensor const& keys, char const* op) {
                     ": keys must be one dimension of int64 or int32, not ", keys.scalar_type(), " ", keys.sizes());
 }
 
+/// Runs of equal neighbours. Example: keys 7 7 4 7 have values 7 4 7, lengths 2 1 1, run_of 0 0 1 2, and 3 runs.
+/// @returns values, lengths, run of each key, number of runs (1); entries from that number on are 0
 Runs run_lengths(at::Tensor const& keys) {
   expect_keys(keys, "run_lengths");
   at::Tensor const list = keys.contiguous();
@@ -34,7 +38,7 @@ Runs run_lengths(at::Tensor const& keys) {
       .run_of = run_of.mutable_data_ptr<std::int64_t>(),
       .num_runs = num_runs.mutable_data_ptr<std::int64_t>()};
   call_kernel([&] {
-    if (list.is_cpu()) return find_run_lengths(runs, torch_tasks());
+    if (list.is_cpu()) return find_run_lengths(runs, torch_executor());
     c10::DeviceGuard const guard(list.device());
     std::int64_t const num_bytes = run_lengths_scratch_bytes(runs);
     at::Tensor const scratch = at::empty({num_bytes}, list.options().dtype(at::kByte));

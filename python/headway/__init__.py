@@ -1,30 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headway: a ``torch.distributed`` backend with bounded-lag all-to-all exchanges.
 
-Importing this module registers the backend::
+Importing this module registers the backend and does nothing else::
 
     import torch.distributed as dist, headway
 
-    dist.init_process_group("headway")                       # torchrun, mpirun, srun or spawn
+    dist.init_process_group("headway")                       # torchrun or spawn; headway.init() under mpirun and srun
     lagging = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=2))
 """
 
-from headway._environment import check_environment
-
-check_environment()
-
-from headway import _exit, slots  # noqa: E402 - check_environment() must report a bad variable first
-from headway._extension import HeadwayBackend, Options  # noqa: E402
-from headway.backend import register  # noqa: E402
-from headway.collectives import all_to_all_single  # noqa: E402
-from headway.flight_recorder import dump_flight_records, flight_records  # noqa: E402
-from headway.groups import backend_of, set_max_lag  # noqa: E402
-from headway.lag_queue import LagQueue  # noqa: E402
-from headway.launchers import adopt_launcher_environment  # noqa: E402
-from headway.memory import empty, mem_pool  # noqa: E402
-from headway.shrinking import ShrunkGroup, shrink  # noqa: E402
-from headway.statistics import reset_stats, stats  # noqa: E402
-from headway.torchrec_shim import install as _install_torchrec_shim  # noqa: E402
-from headway.tracing import trace  # noqa: E402
+from headway import slots
+from headway.comm._extension import HeadwayBackend, Options
+from headway.comm.backend import register
+from headway.comm.collectives import all_to_all_single
+from headway.comm.flight_recorder import dump_flight_records, flight_records
+from headway.comm.groups import backend_of, set_max_lag
+from headway.comm.initialization import init
+from headway.comm.lag_queue import LagQueue
+from headway.comm.launchers import adopt_launcher_environment
+from headway.comm.memory import empty, mem_pool
+from headway.comm.shrinking import ShrunkGroup, shrink
+from headway.comm.statistics import reset_stats, stats
+from headway.comm.tracing import trace
 
 __all__ = [
     "HeadwayBackend",
@@ -37,6 +34,7 @@ __all__ = [
     "dump_flight_records",
     "empty",
     "flight_records",
+    "init",
     "mem_pool",
     "reset_stats",
     "set_max_lag",
@@ -47,6 +45,3 @@ __all__ = [
 ]
 
 register()
-_exit.register()
-adopt_launcher_environment()
-_install_torchrec_shim()

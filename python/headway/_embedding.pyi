@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of the embedding-table extension; see embedding/torch/module.cpp.
 
 Shapes: K keys, U unique keys, B bags, D columns of an embedding, S floats of optimizer state per row, R ranks.
@@ -23,7 +24,7 @@ class KeyStatus(enum.Enum):
     PENDING = 3
     NO_ROOM = 4
 
-class Workers:
+class ThreadPool:
     def __init__(self, num_threads: int) -> None: ...
 
 class Initializer:
@@ -73,7 +74,7 @@ class Keys:
     def to(self, device: torch.device, /) -> Keys: ...
     def __len__(self) -> int: ...  # K, even if num_known is less
 
-Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, vectors_KD, states_KS
+Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, embeddings_KD, states_KS
 
 class Table:
     def __init__(
@@ -90,7 +91,7 @@ class Table:
         min_count: int,
         max_pending: int | None,
         hot_count: int,
-        workers: Workers,
+        thread_pool: ThreadPool,
         device: torch.device | None = None,
         eviction_batch: int | None = None,
     ) -> None: ...
@@ -125,14 +126,14 @@ class Table:
         keys: Keys,  # unique.keys, or the same with a smaller num_known
         rows: torch.Tensor,  # (U,)
         unique: UniqueKeys,
-        gradients: torch.Tensor,  # (B, D); update() takes add_up() of them
+        gradients: torch.Tensor,  # (B, D); update() takes reduce() of them
         *,
         offsets: torch.Tensor | None = None,  # (B + 1,) int64
         weights: torch.Tensor | None = None,  # (K,)
         lr: float,
         step: int,
     ) -> None: ...
-    def insert_or_assign(self, keys: Keys, vectors_KD: torch.Tensor, /) -> torch.Tensor: ...
+    def insert_or_assign(self, keys: Keys, embeddings_KD: torch.Tensor, /) -> torch.Tensor: ...
     def erase(self, keys: Keys, /) -> None: ...
     def evict(self, num_rows: int, /) -> int: ...
     def halve_counts(self) -> None: ...
@@ -153,17 +154,17 @@ class UniqueKeys:
     @property
     def keys(self) -> Keys: ...
     @property
-    def numbers(self) -> torch.Tensor: ...  # (K,) int32: index of the unique key of each key (inverse indices)
+    def inverse_indices(self) -> torch.Tensor: ...  # (K,) int32: index of the unique key of each key
     def narrow(self, size: int, /) -> UniqueKeys: ...  # Shrinks the tensors to `size`, once the host knows U.
     def __len__(self) -> int: ...  # U; waits for the device if only the device knows it.
 
 class Deduplicator:
-    def __init__(self, workers: Workers, device: torch.device | None = None) -> None: ...
+    def __init__(self, thread_pool: ThreadPool, device: torch.device | None = None) -> None: ...
     def deduplicate(self, keys: Keys, /) -> UniqueKeys: ...
     # The unique keys grouped by owner rank, and the number of each rank, counts_R (R,) int64.
     def sort_by_owner(self, unique: UniqueKeys, num_ranks: int, /) -> tuple[UniqueKeys, torch.Tensor]: ...
     # Expands one row per unique key to one row per bag: the weighted sum of its keys' rows.
-    def hand_out(
+    def expand(
         self,
         unique: UniqueKeys,
         values: torch.Tensor,  # (U, D), or (K, D) if only the device knows U
@@ -171,8 +172,8 @@ class Deduplicator:
         offsets: torch.Tensor | None = None,  # (B + 1,) int64
         weights: torch.Tensor | None = None,  # (K,)
     ) -> torch.Tensor: ...  # (B, D)
-    # Transpose of hand_out(): adds the row of each bag to the row of each of its unique keys.
-    def add_up(
+    # Transpose of expand(): adds the row of each bag to the row of each of its unique keys.
+    def reduce(
         self,
         unique: UniqueKeys,
         values: torch.Tensor,  # (B, D)
@@ -182,7 +183,7 @@ class Deduplicator:
     ) -> torch.Tensor: ...  # (U, D); on CUDA (K, D), rows from U on are undefined
 
 # Treats all keys as distinct, without a search for duplicates.
-def take_as_unique(keys: Keys, /) -> UniqueKeys: ...
+def from_unique(keys: Keys, /) -> UniqueKeys: ...
 
 # The unique keys in another order, which (U, D) tensors then follow too. order[i] is the present index of the key that
 # comes i-th: (U,) int32, or (K,) if only the device knows U.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment variables that Headway reads, and the check that none of them is misspelt."""
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ _PREFIX = "HEADWAY_"
 
 #: Name of every variable and its description; ``headway --help`` prints them.
 KNOWN_VARIABLES: Mapping[str, str] = {
-    "HEADWAY_ENGINE": "transport to use: auto (default), shm, tcp or verbs",
+    "HEADWAY_TRANSPORT": "auto (default), shm, tcp or verbs",
+    "HEADWAY_ENGINE": "former name of HEADWAY_TRANSPORT, for one release",
     "HEADWAY_INTERFACE": "network interface for traffic between hosts, by name or by one of its addresses",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
     "HEADWAY_HOST_ID": "ranks of one host with different values act as if they were on different hosts",
     "HEADWAY_SLOT_BYTES": "largest block per pair of ranks that may lag; all ranks must give the same",
     "HEADWAY_FLIGHT_RECORDER": "folder where each rank writes what it did last when a group fails",
+    "HEADWAY_LOG": "debug, info or warning: least level of the records that go to stderr",
     "HEADWAY_GROUP_SECRET": "secret of the job, equal on all ranks; without it one is drawn and passed by the store",
     "HEADWAY_GROUP_SECRET_FILE": "file that holds the secret, read instead of HEADWAY_GROUP_SECRET",
 }

@@ -1,3 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The buffers of the all-to-all benchmark. A benchmark that does not notice wrong data measures nothing, so the tests
+// try to deceive it: one wrong byte at any place, a result of an earlier round, blocks in the wrong order, nothing
+// delivered.
+
 #include "call_buffers.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "call_loop.hpp"
 
 #include "sample_summary.hpp"

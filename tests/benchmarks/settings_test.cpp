@@ -1,6 +1,9 @@
-#include "settings.hpp"
+// SPDX-License-Identifier: Apache-2.0
 
-#include "rank_identity.hpp"
+// Command-line options of the benchmarks: lists, choices, and errors that name the option and what it takes. A rank
+// comes from the options before the environment, so that a launcher's variables can be overruled.
+
+#include "settings.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// How the benchmarks divide a rank's bytes among its peers. Sender and receiver compute block sizes separately, so
+// every split must add up exactly, for every size, number of ranks and source.
+
 #include "split.hpp"
 
 #include <gtest/gtest.h>

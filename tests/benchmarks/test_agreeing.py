@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of a benchmark drop a failing system together, or the failing rank reports: none waits for ever."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real runs of the benchmarks, small and short: their points, tables, plots and errors."""
 
 from __future__ import annotations
@@ -6,11 +7,11 @@ import importlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from other_processes import wait_until_ended
 
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.process_tree import run_process_tree
@@ -95,6 +96,14 @@ def test_torch_all_to_all_compares_with_gloo(tmp_path: Path) -> None:
     assert {point["params"]["unit"] for point in points} == {4}
 
 
+def test_futures_compares_with_gloo_and_torch_alone(tmp_path: Path) -> None:
+    if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
+        pytest.skip("headway cannot be imported")
+    points = run_benchmark("futures", tmp_path, "--ranks", "2", "--rounds", "1", "--repetitions", "20")
+    assert {point["system"] for point in points} == {"headway", "gloo", "torch"}
+    assert all(0 < point["median_s"] <= point["p99_s"] <= point["longest_s"] for point in points)
+
+
 def test_adaptive_lag_measures_every_bound_and_auto(tmp_path: Path) -> None:
     if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
         pytest.skip("headway cannot be imported")
@@ -122,17 +131,4 @@ def test_a_run_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -
     command = ["sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
     with pytest.raises(BenchmarkError, match="took longer than 1 s"):
         run_process_tree(command, timeout_s=1, environment={"PATH": "/usr/bin:/bin"})
-    assert is_gone(int(pid_file.read_text()))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether the process has ended. A zombie counts as ended."""
-    status = Path(f"/proc/{pid}/status")
-    for _ in range(100):
-        try:
-            if "State:\tZ" in status.read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
+    wait_until_ended([int(pid_file.read_text())])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of deduplication settings measures each of them, here on the CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark counts the bytes that ranks really send."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real runs of the benchmark of jagged rows, small and short."""
 
 from __future__ import annotations

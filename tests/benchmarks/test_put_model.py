@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of exchanges over RDMA: fit, predictions and memory."""
 
 from __future__ import annotations
@@ -89,23 +90,23 @@ def test_the_shared_queue_has_256_receives_for_each_peer_or_what_the_device_has(
     assert memory(8).receives == 7 * 256 * 32
     assert memory(512).receives == 511 * 64 * 32
     assert memory(8).total == sum(
-        (memory(8).receives, memory(8).completions, memory(8).send_queues, memory(8).staging, memory(8).landing)
+        (memory(8).receives, memory(8).completions, memory(8).send_queues, memory(8).staging, memory(8).receive_buffer)
     )
 
 
 def test_the_constants_are_those_of_the_engine() -> None:
-    limits = (ROOT / "libcomm/src/engines/verbs/limits.hpp").read_text()
-    layout = (ROOT / "libcomm/src/landing_layout.hpp").read_text()
+    limits = (ROOT / "libcomm/src/transport/verbs/limits.hpp").read_text()
+    layout = (ROOT / "libcomm/src/channel/receive_layout.hpp").read_text()
     for text, name, value in (
         (limits, "kMaxCredits", put_model.MAX_CREDITS),
         (limits, "kSendRequests", put_model.SEND_REQUESTS),
         (limits, "kStagingBytes", put_model.STAGING_BYTES),
         (limits, "kWindows", put_model.WINDOWS),
         (limits, "kMinInPlaceBytes", put_model.MIN_IN_PLACE_BYTES),
-        (layout, "kPairSlots", put_model.PAIR_SLOTS),
-        (layout, "kPairSlotBytes", put_model.PAIR_SLOT_BYTES),
-        (layout, "kTransferFragments", put_model.TRANSFER_FRAGMENTS),
-        (layout, "kTransferFragmentBytes", put_model.TRANSFER_FRAGMENT_BYTES),
+        (layout, "kP2PSlots", put_model.P2P_SLOTS),
+        (layout, "kP2PSlotBytes", put_model.P2P_SLOT_BYTES),
+        (layout, "kRendezvousFragments", put_model.RENDEZVOUS_FRAGMENTS),
+        (layout, "kRendezvousFragmentBytes", put_model.RENDEZVOUS_FRAGMENT_BYTES),
     ):
         found = re.search(rf"\b{name} = ([\d* ]+);", text)
         assert found is not None, name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarked training step gives the same result over every backend and with both schedules."""
 
 from __future__ import annotations

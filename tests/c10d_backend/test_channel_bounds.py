@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each channel of a group has its own lag bound. A LagQueue sets and follows it."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def make_group(**options: object) -> dist.ProcessGroup:
     return dist.new_group(backend="headway", pg_options=headway.Options(num_channels=2, max_lag_limit=3, **options))
 
 
-def bounds_of(group: dist.ProcessGroup) -> list[int]:
+def max_lags_of(group: dist.ProcessGroup) -> list[int]:
     return [headway.backend_of(group).max_lag(channel) for channel in (0, 1)]
 
 
@@ -33,16 +34,18 @@ def num_posted(group: dist.ProcessGroup, channel: int) -> int:
     return sum(record["state"] != "queued" for record in records)
 
 
-def run_apart(rank: int, bounds: list[list[int]]) -> list[list[float]]:
+def run_apart(rank: int, max_lags: list[list[int]]) -> list[list[float]]:
     """Rank 0 runs ahead on both channels; rank 1 starts nothing."""
     group = make_group()
-    queues = [headway.LagQueue(group, max_lag=bound, channel=channel) for channel, bound in enumerate(bounds[rank])]
-    assert bounds_of(group) == bounds[rank]
+    queues = [
+        headway.LagQueue(group, max_lag=max_lag, channel=channel) for channel, max_lag in enumerate(max_lags[rank])
+    ]
+    assert max_lags_of(group) == max_lags[rank]
     if rank == 1:
         shared_store().wait(["rank 0 is ahead"])
     works = [[start(queue, step) for step in range(NUM_EXCHANGES)] for queue in queues]
     if rank == 0:
-        assert [num_posted(group, channel) for channel in (0, 1)] == [bound + 1 for bound in bounds[0]]
+        assert [num_posted(group, channel) for channel in (0, 1)] == [max_lag + 1 for max_lag in max_lags[0]]
         shared_store().set("rank 0 is ahead", "")
     brought: list[list[float]] = []
     for queue, started in zip(queues, works, strict=True):
@@ -52,10 +55,10 @@ def run_apart(rank: int, bounds: list[list[int]]) -> list[list[float]]:
     return brought
 
 
-@pytest.mark.parametrize("bounds", [[[0, 2], [3, 1]], [[3, 1], [0, 2]]], ids=str)
-def test_a_rank_runs_ahead_on_each_channel_as_far_as_its_bound(bounds: list[list[int]]) -> None:
+@pytest.mark.parametrize("max_lags", [[[0, 2], [3, 1]], [[3, 1], [0, 2]]], ids=str)
+def test_a_rank_runs_ahead_on_each_channel_as_far_as_its_bound(max_lags: list[list[int]]) -> None:
     expected = [[100.0 * channel + step for step in range(NUM_EXCHANGES)] for channel in (0, 1)]
-    assert run_ranks(run_apart, 2, bounds) == [expected, expected]
+    assert run_ranks(run_apart, 2, max_lags) == [expected, expected]
 
 
 def follow(queue: headway.LagQueue[torch.Tensor], delays_s: list[float]) -> None:
@@ -77,9 +80,9 @@ def follow_two_channels(rank: int) -> list[int]:
         thread.start()
     for thread in threads:
         thread.join()
-    bounds = [queue.max_lag for queue in queues]
-    assert bounds_of(group) == bounds
-    return bounds
+    max_lags = [queue.max_lag for queue in queues]
+    assert max_lags_of(group) == max_lags
+    return max_lags
 
 
 def test_queues_on_channels_of_different_load_follow_each_its_own_channel() -> None:
@@ -88,11 +91,11 @@ def test_queues_on_channels_of_different_load_follow_each_its_own_channel() -> N
         assert random > 0
 
 
-def change_bounds(rank: int) -> None:
+def change_max_lags(rank: int) -> None:
     group = make_group(max_lag=1)
     backend = headway.backend_of(group)
     headway.set_max_lag(3, group=group, channel=1)
-    assert bounds_of(group) == [1, 3]
+    assert max_lags_of(group) == [1, 3]
     assert headway.LagQueue(group).max_lag == 1
     assert headway.LagQueue(group, channel=1).max_lag == 3
     for wrong in (
@@ -108,11 +111,11 @@ def change_bounds(rank: int) -> None:
         headway.set_max_lag(4, group=group, channel=1)
     with pytest.raises(ValueError, match="max_lag 4 is outside 0 to max_lag_limit 3"):
         headway.LagQueue(group, max_lag=4, channel=1)
-    assert bounds_of(group) == [1, 3]
+    assert max_lags_of(group) == [1, 3]
     headway.set_max_lag(2, group=group)
-    assert bounds_of(group) == [2, 2]
+    assert max_lags_of(group) == [2, 2]
     assert backend.options.max_lag == 1, "what the group began with"
 
 
 def test_a_bound_is_set_for_one_channel_or_for_all() -> None:
-    run_ranks(change_bounds, 1)
+    run_ranks(change_max_lags, 1)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every collective matches a plain computation, for many types, shapes and layouts."""
 
 from __future__ import annotations

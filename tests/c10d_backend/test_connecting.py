@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connecting again under the same store, under signals, interrupted, and with a failing rank."""
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import headway
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import FORK, run_ranks, shared_store
+from rank_processes import run_ranks, shared_store
+from torch.multiprocessing import start_processes
 
 
 def sum_of_ones(group: Any = None) -> float:
@@ -36,9 +38,8 @@ def run_attempt(rank: int, port: int, attempt: int) -> None:
 def test_a_restarted_job_connects_whatever_its_store_holds() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for attempt in range(4):
-        ranks = [FORK.Process(target=run_attempt, args=(rank, store.port, attempt)) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
+        started = start_processes(run_attempt, (store.port, attempt), nprocs=2, join=False, start_method="fork")
+        ranks = started.processes
         for rank in ranks:
             rank.join(30)
             rank.kill()
@@ -60,19 +61,19 @@ def test_a_group_is_made_again_under_one_store_and_name() -> None:
     assert run_ranks(make_the_default_group_again, 3) == [[3.0] * 5] * 3
 
 
-def make_groups_under_signals(rank: int, engine: str) -> None:
+def make_groups_under_signals(rank: int, transport: str) -> None:
     signal.signal(signal.SIGALRM, lambda number, frame: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     for _ in range(10):
-        options = headway.Options(engine=engine, connect_timeout=timedelta(seconds=20))
+        options = headway.Options(transport=transport, connect_timeout=timedelta(seconds=20))
         group = dist.new_group(backend="headway", pg_options=options)
         dist.barrier(group)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-@pytest.mark.parametrize("engine", ["shm", "tcp"])
-def test_signals_do_not_disturb_connecting(engine: str) -> None:
-    run_ranks(make_groups_under_signals, 4, engine)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_signals_do_not_disturb_connecting(transport: str) -> None:
+    run_ranks(make_groups_under_signals, 4, transport)
 
 
 def interrupt_connecting(rank: int) -> float:
@@ -98,7 +99,7 @@ def connect_with_a_rank_that_fails(rank: int) -> tuple[str, float]:
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     start = time.monotonic()
-    options = headway.Options(engine="shm", connect_timeout=timedelta(seconds=30))
+    options = headway.Options(transport="shm", connect_timeout=timedelta(seconds=30))
     with pytest.raises(dist.DistBackendError) as caught:
         dist.new_group(backend="headway", pg_options=options)
     return str(caught.value), time.monotonic() - start

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives on CUDA tensors follow the order of streams."""
 
 from __future__ import annotations

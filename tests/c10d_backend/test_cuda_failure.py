@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchanges of CUDA tensors with mismatched arguments, invalid arguments, or a lost peer."""
 
 from __future__ import annotations
@@ -141,9 +142,9 @@ def test_flight_records_tell_of_operations_on_devices() -> None:
     results = run_on_gpus(record_flights, 2)
     for rank, (completed, _) in enumerate(results):
         broadcast, exchange = completed
-        assert (broadcast["operation"], broadcast["peer"], broadcast["number"]) == ("broadcast", 1, 0)
-        assert (exchange["operation"], exchange["channel"], exchange["number"]) == ("all_to_all_v", 0, 0)
+        assert (broadcast["operation"], broadcast["peer"], broadcast["seq"]) == ("broadcast", 1, 0)
+        assert (exchange["operation"], exchange["channel"], exchange["seq"]) == ("all_to_all_v", 0, 0)
         assert (exchange["input_bytes"], exchange["output_bytes"], exchange["state"]) == (8000, 8000, "completed")
         assert exchange["device"] == rank % num_gpus()
     pending = results[0][1]
-    assert (pending["state"], pending["waiting_for"], pending["number"]) == ("posted", [1], 1)
+    assert (pending["state"], pending["waiting_for"], pending["seq"]) == ("posted", [1], 1)

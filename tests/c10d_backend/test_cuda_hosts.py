@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA tensors between hosts. The ranks run on this host and pretend to be on several."""
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def test_blocks_arrive_whole_from_hosts_near_and_far(hosts: str) -> None:
 
 def exchange_over_shm(rank: int) -> None:
     device = take_device(rank)
-    group = dist.new_group(backend="headway", pg_options=headway.Options(engine="shm"))
+    group = dist.new_group(backend="headway", pg_options=headway.Options(transport="shm"))
     for number, lengths in enumerate([[[MIB] * 2] * 2, [[3, 70_000], [0, 2_000_000]]] * 3):
         output, expected, _ = exchange(rank, lengths, device, torch.int32, number, group=group)
         torch.testing.assert_close(output.cpu(), expected, rtol=0, atol=0, msg=f"exchange {number}")

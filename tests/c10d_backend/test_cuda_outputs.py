@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Senders write directly into outputs from headway.empty() on CUDA devices."""
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def free_and_exchange(rank: int) -> list[int]:
         mapped.append(headway.stats()["cuda"]["mapped_bytes"])
         del output
         exchange_a_little(rank, device)  # Lets the host see that the large exchanges are done.
-        headway.memory._pools.clear()  # Frees all unused memory.
+        headway.comm.memory._pools.clear()  # Frees all unused memory.
         # The first exchange announces the release, and a later one unmaps.
         mapped.append(exchange_until_nothing_is_mapped(rank, device))
     return mapped

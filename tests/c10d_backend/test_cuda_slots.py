@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchanges that use no multiprocessor, and the slot tensors that hold their results."""
 
 from __future__ import annotations

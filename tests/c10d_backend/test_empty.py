@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """headway.empty(): shapes, lifetime of the memory, and rejected arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that end without ``destroy_process_group()``: exit status 0, and peers learn that the rank has left."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from headway import _exit
+from headway.comm import _exit
 from rank_processes import join_group
 
 #: Repeat the tests to find rare faults.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank dies or stops: the others soon get an error that names it, and nobody hangs or crashes."""
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from rank_processes import DIED, kill_self, run_ranks, stop_self
 LOST = "rank 1 is lost"
 
 
-def die_during_an_exchange(rank: int, engine: str) -> tuple[str, float]:
-    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=2, engine=engine))
+def die_during_an_exchange(rank: int, transport: str) -> tuple[str, float]:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=2, transport=transport))
     size = dist.get_world_size()
     output = torch.empty(size)
     for _ in range(10):
@@ -37,18 +38,18 @@ def die_during_an_exchange(rank: int, engine: str) -> tuple[str, float]:
     return "no error", 0.0
 
 
-@pytest.mark.parametrize("engine", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("attempt", range(3))
-def test_survivors_of_a_killed_rank_learn_its_name_within_two_seconds(engine: str, attempt: int) -> None:
-    results = run_ranks(die_during_an_exchange, 4, engine, may_die=True, limit_s=30)
+def test_survivors_of_a_killed_rank_learn_its_name_within_two_seconds(transport: str, attempt: int) -> None:
+    results = run_ranks(die_during_an_exchange, 4, transport, may_die=True, limit_s=30)
     assert results[1] is DIED
     for message, seconds in results[:1] + results[2:]:
         assert LOST in message, message
         assert seconds < 2
 
 
-def stop_during_exchanges(rank: int, engine: str, stop_s: float, timeout_s: float) -> tuple[str, float]:
-    options = headway.Options(max_lag=1, engine=engine)
+def stop_during_exchanges(rank: int, transport: str, stop_s: float, timeout_s: float) -> tuple[str, float]:
+    options = headway.Options(max_lag=1, transport=transport)
     group = dist.new_group(backend="headway", pg_options=options, timeout=timedelta(seconds=timeout_s))
     size = dist.get_world_size()
     output = torch.empty(size)
@@ -64,18 +65,18 @@ def stop_during_exchanges(rank: int, engine: str, stop_s: float, timeout_s: floa
     return "no error", time.monotonic() - started
 
 
-@pytest.mark.parametrize("engine", ["shm", "tcp"])
-def test_a_rank_stopped_for_longer_than_the_timeout_is_named_and_gets_an_error_itself(engine: str) -> None:
-    results = run_ranks(stop_during_exchanges, 3, engine, 2.5, 1, limit_s=30)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_stopped_for_longer_than_the_timeout_is_named_and_gets_an_error_itself(transport: str) -> None:
+    results = run_ranks(stop_during_exchanges, 3, transport, 2.5, 1, limit_s=30)
     assert results[1][0] != "no error"
     for message, seconds in (results[0], results[2]):
         assert "rank 1" in message and "all_to_all_v" in message, message
         assert seconds < 2
 
 
-@pytest.mark.parametrize("engine", ["shm", "tcp"])
-def test_a_rank_stopped_for_less_than_the_timeout_harms_nobody(engine: str) -> None:
-    results = run_ranks(stop_during_exchanges, 3, engine, 0.5, 10, limit_s=30)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_stopped_for_less_than_the_timeout_harms_nobody(transport: str) -> None:
+    results = run_ranks(stop_during_exchanges, 3, transport, 0.5, 10, limit_s=30)
     assert [message for message, _ in results] == ["no error"] * 3
 
 
@@ -153,8 +154,8 @@ def break_reductions(before: set[int]) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def fail_in_a_reduction(rank: int, engine: str, is_killed: bool, ask: str) -> tuple[str, float]:
-    group = dist.new_group(backend="headway", pg_options=headway.Options(engine=engine))
+def fail_in_a_reduction(rank: int, transport: str, is_killed: bool, ask: str) -> tuple[str, float]:
+    group = dist.new_group(backend="headway", pg_options=headway.Options(transport=transport))
     dist.barrier(group)
     before = sockets()
     dist.all_reduce(torch.ones(1), group=group)
@@ -181,9 +182,9 @@ def fail_in_a_reduction(rank: int, engine: str, is_killed: bool, ask: str) -> tu
 
 
 @pytest.mark.parametrize("ask", ["wait", "future", "is_completed"])
-@pytest.mark.parametrize("engine", ["shm", "tcp"])
-def test_a_death_that_shows_first_in_a_reduction_is_named_nevertheless(engine: str, ask: str) -> None:
-    for message, seconds in run_ranks(fail_in_a_reduction, 2, engine, True, ask, may_die=True, limit_s=30)[:1]:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_death_that_shows_first_in_a_reduction_is_named_nevertheless(transport: str, ask: str) -> None:
+    for message, seconds in run_ranks(fail_in_a_reduction, 2, transport, True, ask, may_die=True, limit_s=30)[:1]:
         assert LOST in message, message
         assert seconds < 2
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flight recorder: after a hang it shows the last operations of each rank, also to PyTorch's analyzer."""
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import headway
 import pytest
 import torch
 import torch.distributed as dist
-from headway.flight_recorder import FlightDump, FlightRecord, export, main
+from headway.cli.flight_records import main
+from headway.comm.flight_recorder import FlightDump, FlightRecord, export
 from rank_processes import DIED, kill_self, run_ranks
 
 
@@ -63,7 +65,9 @@ def look_at_records(rank: int, folder: pathlib.Path) -> list[FlightRecord]:
 def test_records_tell_what_was_done(tmp_path: pathlib.Path) -> None:
     started_ns = time.time_ns()
     for rank, records in enumerate(run_ranks(look_at_records, 2, tmp_path)):
-        assert [record["number"] for record in records] == [0, 0, 0]
+        assert [record["seq"] for record in records] == [0, 0, 0]
+        with pytest.warns(DeprecationWarning, match="number is deprecated.*use seq"):
+            assert records[0]["number"] == 0
         all_to_all, broadcast, message = records
         assert (all_to_all["operation"], all_to_all["channel"], all_to_all["peer"]) == ("all_to_all_v", 0, None)
         assert (all_to_all["input_bytes"], all_to_all["output_bytes"], all_to_all["data_type"]) == (32, 32, "float32")
@@ -113,7 +117,7 @@ def test_a_timeout_leaves_files_in_which_the_analyzer_finds_the_missing_rank(tmp
     patient = read(tmp_path, files[0])
     assert patient["failure"] is not None and "rank 1" in patient["failure"]
     last = patient["records"][-1]
-    assert (last["state"], last["waiting_for"], last["number"]) == ("failed", [1], 3)
+    assert (last["state"], last["waiting_for"], last["seq"]) == ("failed", [1], 3)
     culprit = read(tmp_path, files[1])
     assert [record["state"] for record in culprit["records"]] == ["completed"] * 4
     assert culprit["failure"] is not None and "rank 0" in culprit["failure"]
@@ -205,7 +209,7 @@ def keep_two(rank: int) -> list[int]:
     group = dist.new_group(backend="headway", pg_options=headway.Options(flight_records=2))
     for _ in range(5):
         exchange(group)
-    return [record["number"] for record in headway.flight_records(group)]
+    return [record["seq"] for record in headway.flight_records(group)]
 
 
 def test_the_number_of_records_is_an_option() -> None:
@@ -216,11 +220,11 @@ def test_the_number_of_records_is_an_option() -> None:
         headway.Options(flight_records=-1)
 
 
-def record(number: int, **changes: Any) -> FlightRecord:
+def record(seq: int, **changes: Any) -> FlightRecord:
     """A record of a completed exchange with default fields, except for ``changes``."""
     plain: dict[str, Any] = {
         "operation": "all_to_all_v",
-        "number": number,
+        "seq": seq,
         "channel": 0,
         "device": None,
         "peer": None,
@@ -228,9 +232,9 @@ def record(number: int, **changes: Any) -> FlightRecord:
         "input_bytes": 8,
         "output_bytes": 8,
         "state": "completed",
-        "started_ns": number + 1,
-        "posted_ns": number + 1,
-        "completed_ns": number + 2,
+        "started_ns": seq + 1,
+        "posted_ns": seq + 1,
+        "completed_ns": seq + 2,
         "waiting_for": [],
     }
     return FlightRecord(**{**plain, **changes})  # type: ignore[typeddict-item]
@@ -242,28 +246,37 @@ def write(folder: pathlib.Path, rank: int, records: list[FlightRecord], **change
     (folder / f"{dump['group']}.{rank}.json").write_text(json.dumps(dump))
 
 
-def numbers_of(path: pathlib.Path) -> list[tuple[str, int]]:
+def seqs_of(path: pathlib.Path) -> list[tuple[str, int]]:
     contents = pickle.loads(path.read_bytes())
     return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in contents["entries"]]
 
 
 def test_what_one_rank_has_forgotten_is_not_held_against_it(tmp_path: pathlib.Path) -> None:
-    write(tmp_path, 0, [record(number) for number in range(6)])
-    write(tmp_path, 1, [record(number) for number in range(3, 6)])
+    write(tmp_path, 0, [record(seq) for seq in range(6)])
+    write(tmp_path, 1, [record(seq) for seq in range(3, 6)])
     files = export(tmp_path, tmp_path / "torch")
     assert [path.name for path in files] == ["rank_0", "rank_1"]
-    assert numbers_of(files[0]) == numbers_of(files[1]) == [("0:all_to_all:0", number) for number in (4, 5, 6)]
+    assert seqs_of(files[0]) == seqs_of(files[1]) == [("0:all_to_all:0", seq) for seq in (4, 5, 6)]
+
+
+def test_files_of_an_earlier_release_are_read(tmp_path: pathlib.Path) -> None:
+    former = [{**record(seq), "number": seq} for seq in range(2)]
+    for each in former:
+        del each["seq"]
+    write(tmp_path, 0, former)  # type: ignore[arg-type]
+    files = export(tmp_path, tmp_path / "torch")
+    assert seqs_of(files[0]) == [("0:all_to_all:0", seq) for seq in (1, 2)]
 
 
 def test_a_sequence_that_a_rank_has_forgotten_shows_only_what_others_lack(tmp_path: pathlib.Path) -> None:
     barrier = {"operation": "barrier", "channel": None}
     pending = record(1, state="failed", completed_ns=99, started_ns=9, **barrier)
-    sends = [record(number, operation="send", channel=None, peer=0) for number in range(4)]
+    sends = [record(seq, operation="send", channel=None, peer=0) for seq in range(4)]
     write(tmp_path, 0, [record(0, **barrier), record(7), pending])
     write(tmp_path, 1, [record(7), *sends])
     files = export(tmp_path, tmp_path / "torch")
-    assert numbers_of(files[0]) == [("0:all_to_all:0", 8), ("0:collectives", 2)]
-    assert ("0:collectives", 1) not in numbers_of(files[1])
+    assert seqs_of(files[0]) == [("0:all_to_all:0", 8), ("0:collectives", 2)]
+    assert ("0:collectives", 1) not in seqs_of(files[1])
 
 
 def test_groups_and_channels_and_pairs_are_sequences_of_their_own(tmp_path: pathlib.Path) -> None:
@@ -271,13 +284,13 @@ def test_groups_and_channels_and_pairs_are_sequences_of_their_own(tmp_path: path
     write(tmp_path, 0, [record(0), record(0, channel=1, started_ns=2), send])
     write(tmp_path, 0, [record(0, started_ns=9)], group="odd", global_ranks=[0, 3])
     files = export(tmp_path, tmp_path / "torch")
-    names = [name for name, _ in numbers_of(files[0])]
+    names = [name for name, _ in seqs_of(files[0])]
     assert names == ["0:all_to_all:0", "0:all_to_all:1", "0:messages:0:1", "odd:all_to_all:0"]
     contents = pickle.loads(files[0].read_bytes())
     assert contents["pg_config"]["odd:all_to_all:0"]["ranks"] == "[0, 3]"
     assert contents["entries"][2]["profiling_name"] == "nccl:send 0->1"
     write(tmp_path, 1, [record(0, operation="receive_any", channel=None)])
-    assert "0:messages:0:1" not in [name for name, _ in numbers_of(export(tmp_path, tmp_path / "torch")[0])]
+    assert "0:messages:0:1" not in [name for name, _ in seqs_of(export(tmp_path, tmp_path / "torch")[0])]
 
 
 def test_the_command_says_what_it_cannot_read(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +311,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path: pathlib
     (tmp_path / "file").write_text("")
 
     def complete(folder: str) -> str:
-        return headway.options.complete_options(
+        return headway.comm.options.complete_options(
             None,
             timeout=timedelta(1),
             group_name="g",
@@ -314,7 +327,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path: pathlib
 
 
 def prepare(folder: pathlib.Path) -> str:
-    return headway.options.prepare_flight_folder({"HEADWAY_FLIGHT_RECORDER": str(folder)})
+    return headway.comm.options.prepare_flight_folder({"HEADWAY_FLIGHT_RECORDER": str(folder)})
 
 
 def test_a_folder_that_others_can_write_to_is_refused_unless_it_is_sticky(tmp_path: pathlib.Path) -> None:

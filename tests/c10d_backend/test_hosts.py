@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks on this host that pretend to be on several hosts."""
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def test_ranks_on_different_hosts_reach_each_other(hosts: str) -> None:
     assert run_ranks(exchange, size, hosts=hosts) == [[*map(float, range(size)), float(size)]] * size
 
 
-def engine_to_the_other(rank: int, engine: str) -> str:
-    options = headway.Options(engine=engine, connect_timeout=timedelta(seconds=20))
+def transport_to_the_other(rank: int, transport: str) -> str:
+    options = headway.Options(transport=transport, connect_timeout=timedelta(seconds=20))
     group = dist.new_group(backend="headway", pg_options=options)
     dist.all_to_all_single(torch.empty(2), torch.ones(2), group=group)
-    return headway.backend_of(group).engines()[1 - rank]
+    return headway.backend_of(group).transports()[1 - rank]
 
 
 def test_ranks_on_different_hosts_share_no_memory_unless_they_are_asked_to() -> None:
-    assert run_ranks(engine_to_the_other, 2, "auto") == ["shm", "shm"]
-    assert run_ranks(engine_to_the_other, 2, "auto", hosts="ab") == ["tcp", "tcp"]
-    assert run_ranks(engine_to_the_other, 2, "shm", hosts="ab") == ["shm", "shm"]
+    assert run_ranks(transport_to_the_other, 2, "auto") == ["shm", "shm"]
+    assert run_ranks(transport_to_the_other, 2, "auto", hosts="ab") == ["tcp", "tcp"]
+    assert run_ranks(transport_to_the_other, 2, "shm", hosts="ab") == ["shm", "shm"]

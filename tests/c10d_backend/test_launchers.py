@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts under torchrun, mpirun, srun's variables and spawn."""
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import headway
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing
-from headway.launchers import launcher_variables
+from headway.comm.launchers import launcher_variables
 
 PROGRAM = """
 import torch, torch.distributed as dist, headway
-dist.init_process_group("headway")
+headway.init()
 tensor = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(tensor)
 dist.barrier()

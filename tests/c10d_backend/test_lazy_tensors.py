@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lazily conjugated and negated tensors as outputs: their bits are honoured, and results reach their memory."""
 
 from __future__ import annotations

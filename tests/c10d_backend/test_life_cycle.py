@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Making, splitting, aborting and leaving groups; fork; Ctrl-C; groups inside other backends' jobs."""
 
 from __future__ import annotations

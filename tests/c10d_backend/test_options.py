@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of a group: values, copies, the environment, and rejected values."""
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from headway.options import complete_options
+from headway.comm.options import complete_options
 from listening import listening_addresses
 from rank_processes import run_ranks
 
 
 def test_options_have_the_documented_defaults() -> None:
     options = headway.Options()
-    assert (options.max_lag, options.max_lag_limit, options.num_channels, options.engine) == (0, -1, 1, "auto")
+    assert (options.max_lag, options.max_lag_limit, options.num_channels, options.transport) == (0, -1, 1, "auto")
     assert (options.rdma_rails, options.rdma_cache_bytes) == (1, 4 << 30)
     assert options.timeout is None and not options.has_secret
     assert isinstance(options, torch._C._distributed_c10d.Backend.Options)
@@ -28,8 +29,8 @@ def test_options_have_the_documented_defaults() -> None:
 def test_a_deep_copy_is_equal_and_independent() -> None:
     options = headway.Options(max_lag=2, max_lag_limit=3, slot_bytes=512, num_channels=4, timeout=timedelta(seconds=9))
     twin = copy.deepcopy(options)
-    twin.engine = "tcp"
-    assert options.engine == "auto"
+    twin.transport = "tcp"
+    assert options.transport == "auto"
     assert (twin.max_lag, twin.max_lag_limit, twin.slot_bytes, twin.num_channels) == (2, 3, 512, 4)
     assert twin.timeout == timedelta(seconds=9)
 
@@ -46,7 +47,7 @@ def test_a_deep_copy_is_equal_and_independent() -> None:
         ({"rdma_rails": 9}, "rdma_rails must be 1 to 8, not 9"),
         ({"cuda_slot_bytes": 65535}, "cuda_slot_bytes must be at least 65536, not 65535"),
         ({"rdma_cache_bytes": -1}, "rdma_cache_bytes must be at least 0, not -1"),
-        ({"engine": "rdma"}, "engine must be auto, shm, tcp or verbs, not 'rdma'"),
+        ({"transport": "rdma"}, "transport must be auto, shm, tcp or verbs, not 'rdma'"),
         ({"timeout": timedelta(0)}, "timeout must be above 0"),
     ],
 )
@@ -62,29 +63,49 @@ def test_settings_of_rdma_are_kept() -> None:
 
 
 def test_ranks_may_be_kept_from_reading_each_others_memory() -> None:
-    assert headway.Options().allow_pull
-    assert not copy.deepcopy(headway.Options(allow_pull=False)).allow_pull
+    assert headway.Options().allow_get
+    assert not copy.deepcopy(headway.Options(allow_get=False)).allow_get
+
+
+def test_former_names_of_options_work_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="engine is deprecated.*use transport"):
+        options = headway.Options(engine="shm")
+    assert options.transport == "shm"
+    with pytest.warns(DeprecationWarning, match="engine is deprecated.*use transport"):
+        options.engine = "tcp"
+    with pytest.warns(DeprecationWarning, match="engine is deprecated.*use transport"):
+        assert options.engine == "tcp"
+    with pytest.warns(DeprecationWarning, match="allow_pull is deprecated.*use allow_get"):
+        options = headway.Options(allow_pull=False)
+    with pytest.warns(DeprecationWarning, match="allow_pull is deprecated.*use allow_get"):
+        assert not options.allow_pull
 
 
 def complete(given: headway.Options | None, **environ: str) -> headway.Options:
     return complete_options(given, timeout=timedelta(seconds=7), group_name="g", global_ranks=[], environ=environ)
 
 
+def test_the_former_name_of_the_transport_variable_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="HEADWAY_ENGINE is deprecated.*use HEADWAY_TRANSPORT"):
+        options = complete(None, HEADWAY_ENGINE="tcp")
+    assert options.transport == "tcp"
+
+
 def test_the_environment_fills_what_the_caller_left_open() -> None:
     options = complete(
         None,
-        HEADWAY_ENGINE="tcp",
+        HEADWAY_TRANSPORT="tcp",
         HEADWAY_RDMA_DEVICE="mlx5_0:1",
         HEADWAY_SLOT_BYTES="4096",
         HEADWAY_INTERFACE="eth1",
         HEADWAY_GROUP_SECRET="eight letters or more",
     )
-    assert (options.engine, options.rdma_device, options.slot_bytes) == ("tcp", "mlx5_0:1", 4096)
+    assert (options.transport, options.rdma_device, options.slot_bytes) == ("tcp", "mlx5_0:1", 4096)
     assert options.interface == "eth1"
     assert options.has_secret
     assert options._timeout == timedelta(seconds=7)
     given = headway.Options(
-        engine="shm",
+        transport="shm",
         rdma_device="rxe0",
         slot_bytes=64,
         timeout=timedelta(seconds=3),
@@ -93,13 +114,13 @@ def test_the_environment_fills_what_the_caller_left_open() -> None:
     )
     options = complete(
         given,
-        HEADWAY_ENGINE="tcp",
+        HEADWAY_TRANSPORT="tcp",
         HEADWAY_RDMA_DEVICE="mlx5_0:1",
         HEADWAY_SLOT_BYTES="4096",
         HEADWAY_INTERFACE="eth1",
     )
     assert options.interface == "10.0.0.1"
-    assert (options.engine, options.rdma_device, options.slot_bytes) == ("shm", "rxe0", 64)
+    assert (options.transport, options.rdma_device, options.slot_bytes) == ("shm", "rxe0", 64)
     assert options._timeout == timedelta(seconds=3)
 
 
@@ -115,8 +136,8 @@ def test_short_secrets_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_wrong_variables_are_refused() -> None:
-    with pytest.raises(ValueError, match="engine must be"):
-        complete(None, HEADWAY_ENGINE="ib")
+    with pytest.raises(ValueError, match="transport must be"):
+        complete(None, HEADWAY_TRANSPORT="ib")
     with pytest.raises(ValueError, match="HEADWAY_SLOT_BYTES must be a number"):
         complete(None, HEADWAY_SLOT_BYTES="many")
     with pytest.raises(ValueError, match="not both"):
@@ -209,7 +230,7 @@ def test_ranks_with_different_options_are_told_what_differs() -> None:
 
 def connect_with_different_pulls(rank: int) -> str:
     try:
-        options = headway.Options(allow_pull=rank == 0, connect_timeout=timedelta(seconds=10))
+        options = headway.Options(allow_get=rank == 0, connect_timeout=timedelta(seconds=10))
         dist.new_group(backend="headway", pg_options=options)
     except dist.DistBackendError as error:
         return str(error)
@@ -218,7 +239,7 @@ def connect_with_different_pulls(rank: int) -> str:
 
 def test_ranks_agree_on_whether_memory_may_be_read() -> None:
     messages = run_ranks(connect_with_different_pulls, 2)
-    assert any("allow_pull is " in message for message in messages), messages
+    assert any("allow_get is " in message for message in messages), messages
     assert "no error" not in messages
 
 
@@ -238,9 +259,9 @@ def test_a_rank_with_another_secret_is_refused() -> None:
     assert not any("zebra" in message for message in messages), "secrets are never shown"
 
 
-def reduce_over(rank: int, interface: str, engine: str) -> set[str]:
+def reduce_over(rank: int, interface: str, transport: str) -> set[str]:
     before = listening_addresses()
-    options = headway.Options(interface=interface, engine=engine, connect_timeout=timedelta(seconds=20))
+    options = headway.Options(interface=interface, transport=transport, connect_timeout=timedelta(seconds=20))
     group = dist.new_group(backend="headway", pg_options=options)
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
@@ -261,7 +282,7 @@ def test_reductions_within_a_host_are_not_reachable_from_others() -> None:
 
 
 def give_a_wrong_interface(rank: int) -> str:
-    options = headway.Options(interface="eth77", engine="tcp", connect_timeout=timedelta(seconds=20))
+    options = headway.Options(interface="eth77", transport="tcp", connect_timeout=timedelta(seconds=20))
     with pytest.raises(ValueError) as caught:
         dist.new_group(backend="headway", pg_options=options)
     return str(caught.value)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs and outputs that share memory are rejected unless the shared part is this rank's own block."""
 
 from __future__ import annotations

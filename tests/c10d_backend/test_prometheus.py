@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of a group in the format of Prometheus."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def scrape(rank: int) -> None:
     assert value("headway_sent_bytes_total", peer=str(1 - rank)) == 4 * _CALLS
     assert value("headway_received_messages_total", peer=str(1 - rank)) == _CALLS
     assert value("headway_exchanges_by_lag_total", lag="0") == _CALLS
-    assert value("headway_landing_bytes") == headway.stats(group)["landing_bytes"]
+    assert value("headway_landing_bytes") == headway.stats(group)["receive_buffer_bytes"]
     assert value("headway_failed") == 0
 
     dist.barrier()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reductions of tensors that are not plain memory, and of types that Gloo does not support."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training continues after ranks are lost, even rank 0 with its store."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics and traces show which peers a rank waited for."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 
 
-def wait_for_a_straggler(rank: int) -> headway.statistics.GroupStatistics:
+def wait_for_a_straggler(rank: int) -> headway.comm.statistics.GroupStatistics:
     dist.barrier()
     headway.reset_stats()
     for _ in range(5):
@@ -31,7 +32,21 @@ def test_statistics_name_the_straggler() -> None:
     assert first["operations"] == 5
     assert first["peers"][1]["bytes_sent"] == first["peers"][1]["bytes_received"] == 5 * 16
     assert first["lag_histogram"][0] == 5
-    assert first["landing_bytes"] > 0
+    assert first["receive_buffer_bytes"] > 0
+
+
+def read_former_keys(rank: int) -> None:
+    found = headway.stats()
+    with pytest.warns(DeprecationWarning, match="landing_bytes is deprecated.*use receive_buffer_bytes"):
+        assert found["landing_bytes"] == found["receive_buffer_bytes"]  # type: ignore[typeddict-item]
+    with pytest.warns(DeprecationWarning, match="offers_revoked is deprecated.*use rendezvous_fallbacks"):
+        assert found["offers_revoked"] == found["rendezvous_fallbacks"]  # type: ignore[typeddict-item]
+    with pytest.raises(KeyError):
+        found["no such key"]  # type: ignore[typeddict-item]
+
+
+def test_former_keys_of_statistics_work_with_a_warning() -> None:
+    run_ranks(read_former_keys, 2)
 
 
 def count_lost_lag(rank: int) -> int:

@@ -1,22 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchRec on headway groups: real communication with the shim, and the same results as under Gloo."""
 
 from __future__ import annotations
 
 import copy
+import re
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from headway import torchrec_shim
+from headway.comm import torchrec_shim
 from rank_processes import run_ranks
 from torch import nn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    pytest.importorskip("torchrec")
+    torchrec = pytest.importorskip("torchrec")
     from torchrec import (
         EmbeddingBagCollection,
         EmbeddingBagConfig,
@@ -24,7 +29,7 @@ with warnings.catch_warnings():
         EmbeddingConfig,
         KeyedJaggedTensor,
     )
-    from torchrec.distributed import comm_ops
+    from torchrec.distributed import comm_ops, dist_data
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embedding_types import EmbeddingComputeKernel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -59,38 +64,86 @@ def exchange_pooled(rank: int) -> list[float]:
     return received
 
 
-def expected_pooled(rank: int, size: int) -> list[float]:
-    return [10.0 * sender + rank for sender in range(size) for _ in range(3 * 2)]
+def exchange_splits(rank: int) -> list[float]:
+    """Runs the exchange of counts of ids as it is compiled."""
+    with mock.patch.object(dist_data, "is_torchdynamo_compiling", lambda: True):
+        counts = torch.tensor([10 * rank + receiver for receiver in range(2)])
+        (received,) = dist_data.SplitsAllToAllAwaitable([counts], dist.group.WORLD).wait()
+    return [float(count) for count in received]
 
 
-def test_torchrec_communicates_through_a_headway_group() -> None:
-    assert torchrec_shim.is_installed()
-    assert run_ranks(exchange_pooled, 2) == [expected_pooled(rank, 2) for rank in range(2)]
+def exchange_ids(rank: int) -> list[float]:
+    """Runs the exchange of ids as it is compiled: two ids from each rank for rank 0, and one for rank 1."""
+    sent, received = [2, 1], [[2, 2], [1, 1]][rank]
+    ids = torch.tensor([10.0 * rank + receiver for receiver, count in enumerate(sent) for _ in range(count)])
+    with mock.patch.object(dist_data, "is_torchdynamo_compiling", lambda: True):
+        awaitable = dist_data.KJTAllToAllTensorsAwaitable(
+            pg=dist.group.WORLD,
+            input=KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor(sent)),
+            splits=[1, 1],
+            input_splits=[sent],
+            output_splits=[received],
+            input_tensors=[ids],
+            labels=["values"],
+            keys=[f"f{rank}"],
+            device=CPU,
+            stagger=1,
+            stride_per_rank=None,
+        )
+    (ids_received,) = awaitable._output_tensors
+    found: list[float] = ids_received.tolist()
+    return found
+
+
+# For each place where TorchRec asks for the name "custom": an exchange, what both ranks receive, and what TorchRec
+# makes up there from what the rank itself sends.
+EXCHANGES = pytest.mark.parametrize(
+    ("exchange", "received", "made_up"),
+    [
+        (
+            exchange_pooled,
+            [[*[0.0] * 6, *[10.0] * 6], [*[1.0] * 6, *[11.0] * 6]],
+            [[*[0.0] * 6, *[1.0] * 6], [*[10.0] * 6, *[11.0] * 6]],
+        ),
+        (exchange_splits, [[0.0, 10.0], [1.0, 11.0]], [[0.0, 0.0], [10.0, 10.0]]),
+        (exchange_ids, [[0.0, 0.0, 10.0, 10.0], [1.0, 11.0]], [[0.0, 0.0, 0.0, 0.0], [10.0, 10.0]]),
+    ],
+)
+Exchange = Callable[[int], list[float]]
+
+
+@EXCHANGES
+def test_torchrec_communicates_through_a_headway_group(
+    exchange: Exchange, received: list[list[float]], made_up: list[list[float]]
+) -> None:
+    assert run_ranks(exchange, 2) == received
 
 
 @pytest.fixture
-def without_shim() -> Iterator[None]:
+def without_shim(monkeypatch: pytest.MonkeyPatch) -> None:
     torchrec_shim.uninstall()
-    yield
-    torchrec_shim.install()
+    monkeypatch.setattr(torchrec_shim, "install_when_imported", lambda: None)
 
 
+@EXCHANGES
 @pytest.mark.usefixtures("without_shim")
-def test_without_the_shim_torchrec_makes_results_up() -> None:
+def test_without_the_shim_torchrec_makes_results_up(
+    exchange: Exchange, received: list[list[float]], made_up: list[list[float]]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = run_ranks(exchange_pooled, 2)
-    assert results != [expected_pooled(rank, 2) for rank in range(2)], "TorchRec has changed: the shim may go"
+        results = run_ranks(exchange, 2)
+    assert results == made_up, "TorchRec has changed: the shim may go"
 
 
-@pytest.mark.usefixtures("without_shim")
-def test_making_a_group_without_the_shim_warns() -> None:
-    run_ranks(expect_warning, 1)
-
-
-def expect_warning(rank: int) -> None:
-    with pytest.warns(RuntimeWarning, match="makes up results without communication"):
-        dist.new_group(backend="headway")
+def test_torchrec_asks_for_the_name_custom_in_the_tested_places_only() -> None:
+    folder = Path(torchrec.__file__).parent
+    found = Counter(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        for _ in re.findall(r"_get_backend_name\(\)", path.read_text())
+    )
+    assert found == {"distributed/comm_ops.py": 1, "distributed/dist_data.py": 2}
 
 
 def ask_for_names(rank: int) -> None:
@@ -100,6 +153,20 @@ def ask_for_names(rank: int) -> None:
 
 def test_the_shim_renames_headway_groups_only() -> None:
     run_ranks(ask_for_names, 1)
+
+
+def ask_in_a_graph(rank: int) -> None:
+    group = dist.group.WORLD
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def names_it(number: torch.Tensor) -> torch.Tensor:
+        return number + 1 if group._get_backend_name() == "headway" else number - 1
+
+    assert names_it(torch.tensor(1)) == 2
+
+
+def test_compiled_code_sees_the_name_that_the_shim_gives() -> None:
+    run_ranks(ask_in_a_graph, 1)
 
 
 class Batch(Pipelineable):

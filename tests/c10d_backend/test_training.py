@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DDP, FSDP2 and distributed checkpoints give the same losses as under Gloo."""
 
 from __future__ import annotations

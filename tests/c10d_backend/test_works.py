@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Works and futures: waiting, timeouts, errors, profiler, threads."""
 
 from __future__ import annotations
@@ -314,15 +315,3 @@ def reduce_without_threads(rank: int) -> None:
 
 def test_a_reduction_for_which_there_is_no_thread_fails_alone_and_can_be_tried_again() -> None:
     run_ranks(reduce_without_threads, 2)
-
-
-def reduce_without_the_second_thread(rank: int) -> None:
-    backend = headway.backend_of()
-    with no_threads(), pytest.raises(dist.DistBackendError, match="thread could not be started"):
-        backend.monitored_barrier(timedelta(seconds=5))
-    backend.monitored_barrier(timedelta(seconds=5))
-    dist.all_reduce(torch.ones(1))
-
-
-def test_a_monitored_barrier_for_which_there_is_no_thread_can_be_tried_again() -> None:
-    run_ranks(reduce_without_the_second_thread, 2)

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rounding to bfloat16: to nearest with ties to even, and stochastic rounding, which must be right on average.
+// Example: 1 + 1/4 of a step becomes 1 in three of four draws and 1 + one step in the fourth.
+
 #include "headway/embedding/bfloat16.hpp"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deduplicator on the CPU: unique keys, counts, and sums over their members.
 
 #include "headway/embedding/deduplicator.hpp"
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +24,7 @@ namespace {
 
 class DeduplicatorTest : public testing::TestWithParam<int> {
  protected:
-  std::unique_ptr<Deduplicator> deduplicator_ = make_cpu_deduplicator(make_workers(GetParam()));
+  std::unique_ptr<Deduplicator> deduplicator_ = make_cpu_deduplicator(std::make_shared<base::ThreadPool>(GetParam()));
 };
 
 struct Batch {
@@ -49,7 +51,7 @@ TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
     auto const unique = deduplicator_->deduplicate(batch.keys());
     std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> number_of;
     std::vector<std::uint32_t> counts;
-    ASSERT_EQ(unique.numbers.size(), size);
+    ASSERT_EQ(unique.inverse_indices.size(), size);
     for (std::size_t i = 0; i < size; ++i) {
       auto const [at, is_first] = number_of.try_emplace({batch.tables[i], batch.ids[i]}, number_of.size());
       if (is_first) {
@@ -58,7 +60,7 @@ TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
         ASSERT_EQ(unique.keys()[at->second], batch.keys()[i]);
       }
       ++counts[at->second];
-      ASSERT_EQ(unique.numbers[i], at->second) << i;
+      ASSERT_EQ(unique.inverse_indices[i], at->second) << i;
     }
     EXPECT_EQ(unique.counts, counts);
     EXPECT_EQ(unique.size(), counts.size());
@@ -74,17 +76,17 @@ TEST_P(DeduplicatorTest, SumsAreTakenInTheOrderOfTheBatch) {
   for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Sums depend on the order.
   for (std::size_t i = 0; i < kSize; ++i) {
     for (std::size_t column = 0; column < kDim; ++column) {
-      expected[unique.numbers[i] * kDim + column] += values[i * kDim + column];
+      expected[unique.inverse_indices[i] * kDim + column] += values[i * kDim + column];
     }
   }
-  deduplicator_->add_up(unique, {}, values, sums);
+  deduplicator_->reduce(unique, {}, values, sums);
   EXPECT_EQ(sums, expected);
 
   std::vector<float> out(kSize * kDim);
-  deduplicator_->hand_out(unique, {}, sums, out);
+  deduplicator_->expand(unique, {}, sums, out);
   for (std::size_t i = 0; i < kSize; ++i) {
     ASSERT_TRUE(std::ranges::equal(std::span(out).subspan(i * kDim, kDim),
-                                   std::span(expected).subspan(unique.numbers[i] * kDim, kDim)));
+                                   std::span(expected).subspan(unique.inverse_indices[i] * kDim, kDim)));
   }
 }
 
@@ -102,7 +104,7 @@ TEST_P(DeduplicatorTest, CountsOfKeysAddUpAsFarAsTheyFit) {
   std::vector<std::uint32_t> const counts{2, 3, 4, 0xffffffff, 9};
   auto const unique = deduplicator_->deduplicate({.ids = ids, .counts = counts});
   EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{6, 3, 0xffffffff}));
-  EXPECT_EQ(unique.members, (std::vector<std::uint32_t>{0, 2, 1, 3, 4}));
+  EXPECT_EQ(unique.csr_indices, (std::vector<std::uint32_t>{0, 2, 1, 3, 4}));
 }
 
 TEST_P(DeduplicatorTest, BagsGetTheWeightedSumsOfTheirKeysAndGiveThemBack) {
@@ -111,24 +113,24 @@ TEST_P(DeduplicatorTest, BagsGetTheWeightedSumsOfTheirKeysAndGiveThemBack) {
   std::vector<float> const weights{1, 2, 3, 0.5}, values{10, 1, 20, 2, 40, 4};
   auto const unique = deduplicator_->deduplicate({.ids = ids});
   std::vector<float> out(6, -1), sums(6, -1);
-  deduplicator_->hand_out(unique, {.offsets = offsets}, values, out);
+  deduplicator_->expand(unique, {.offsets = offsets}, values, out);
   EXPECT_EQ(out, (std::vector<float>{0, 0, 40, 4, 40, 4}));
-  deduplicator_->hand_out(unique, {.offsets = offsets, .weights = weights}, values, out);
+  deduplicator_->expand(unique, {.offsets = offsets, .weights = weights}, values, out);
   EXPECT_EQ(out, (std::vector<float>{0, 0, 80, 8, 20, 2}));
-  deduplicator_->add_up(unique, {.offsets = offsets, .weights = weights}, std::vector<float>{5, 5, 1, 2, 4, 8}, sums);
+  deduplicator_->reduce(unique, {.offsets = offsets, .weights = weights}, std::vector<float>{5, 5, 1, 2, 4, 8}, sums);
   EXPECT_EQ(sums, (std::vector<float>{4, 8, 2, 4, 2, 4}));
 }
 
 TEST_P(DeduplicatorTest, KeysMayBeTakenAsUnique) {
   std::vector<std::uint64_t> const ids{7, 9, 7};
-  auto const unique = take_as_unique({.ids = ids, .table = 3});
+  auto const unique = from_unique({.ids = ids, .table = 3});
   EXPECT_EQ(unique.ids, ids);
   EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{1, 1, 1}));
   std::vector<float> const values{1, 2, 3};
   std::vector<float> out(3), sums(3);
-  deduplicator_->hand_out(unique, {}, values, out);
+  deduplicator_->expand(unique, {}, values, out);
   EXPECT_EQ(out, values);
-  deduplicator_->add_up(unique, {}, values, sums);
+  deduplicator_->reduce(unique, {}, values, sums);
   EXPECT_EQ(sums, values);
 }
 
@@ -140,12 +142,12 @@ TEST_P(DeduplicatorTest, UniqueKeysMayBeBroughtIntoAnotherOrder) {
   EXPECT_EQ(unique.ids, (std::vector<std::uint64_t>{8, 7, 9}));
   EXPECT_EQ(unique.tables, (std::vector<std::uint32_t>{3, 1, 2}));
   EXPECT_EQ(unique.counts, (std::vector<std::uint32_t>{4, 4, 7}));
-  EXPECT_EQ(unique.numbers, (std::vector<std::uint32_t>{1, 2, 1, 0, 2}));
-  EXPECT_EQ(unique.members, (std::vector<std::uint32_t>{3, 0, 2, 1, 4}));
-  EXPECT_EQ(unique.begins, (std::vector<std::uint32_t>{0, 1, 3, 5}));
+  EXPECT_EQ(unique.inverse_indices, (std::vector<std::uint32_t>{1, 2, 1, 0, 2}));
+  EXPECT_EQ(unique.csr_indices, (std::vector<std::uint32_t>{3, 0, 2, 1, 4}));
+  EXPECT_EQ(unique.csr_offsets, (std::vector<std::uint32_t>{0, 1, 3, 5}));
 
   std::vector<std::uint64_t> const of_one_table{7, 9};
-  auto const swapped = reorder(take_as_unique({.ids = of_one_table, .table = 5}), std::vector<std::uint32_t>{1, 0});
+  auto const swapped = reorder(from_unique({.ids = of_one_table, .table = 5}), std::vector<std::uint32_t>{1, 0});
   EXPECT_TRUE(swapped.tables.empty());
   EXPECT_EQ(swapped.keys()[0], (Key{.id = 9, .table = 5}));
   EXPECT_EQ(reorder(deduplicator_->deduplicate({}), {}).size(), 0U);
@@ -162,15 +164,15 @@ TEST_P(DeduplicatorTest, SumsAndVectorsOfAnotherOrderAreTheSameInThatOrder) {
   auto const reordered = reorder(unique, order);
   std::vector<float> values(kSize * kDim), sums(unique.size() * kDim), of_reordered(sums.size());
   for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Sums depend on the order.
-  deduplicator_->add_up(unique, {}, values, sums);
-  deduplicator_->add_up(reordered, {}, values, of_reordered);
+  deduplicator_->reduce(unique, {}, values, sums);
+  deduplicator_->reduce(reordered, {}, values, of_reordered);
   for (std::size_t number = 0; number < order.size(); ++number) {
     ASSERT_TRUE(std::ranges::equal(std::span(of_reordered).subspan(number * kDim, kDim),
                                    std::span(sums).subspan(order[number] * kDim, kDim)));
   }
   std::vector<float> out(values.size()), out_of_reordered(values.size());
-  deduplicator_->hand_out(unique, {}, sums, out);
-  deduplicator_->hand_out(reordered, {}, of_reordered, out_of_reordered);
+  deduplicator_->expand(unique, {}, sums, out);
+  deduplicator_->expand(reordered, {}, of_reordered, out_of_reordered);
   EXPECT_EQ(out_of_reordered, out);
 }
 
@@ -178,26 +180,26 @@ TEST_P(DeduplicatorTest, AnOrderHasEachUniqueKeyOnce) {
   std::vector<std::uint64_t> const ids{7, 9, 7};
   auto const unique = deduplicator_->deduplicate({.ids = ids});
   for (auto const& order : std::vector<std::vector<std::uint32_t>>{{0}, {0, 1, 2}, {0, 0}, {1, 2}}) {
-    EXPECT_THROW(static_cast<void>(reorder(unique, order)), comm::UsageError);
+    EXPECT_THROW(static_cast<void>(reorder(unique, order)), base::UsageError);
   }
 }
 
 TEST_P(DeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   std::vector<std::uint64_t> const ids{7, 9, 7};
   std::vector<std::uint32_t> const ones{1};
-  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .tables = ones})), comm::UsageError);
-  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .counts = ones})), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .tables = ones})), base::UsageError);
+  EXPECT_THROW(static_cast<void>(deduplicator_->deduplicate({.ids = ids, .counts = ones})), base::UsageError);
   auto const unique = deduplicator_->deduplicate({.ids = ids});
   std::vector<float> values(6), sums(4);
-  deduplicator_->add_up(unique, {}, values, sums);
-  EXPECT_THROW(deduplicator_->add_up(unique, {}, std::span(values).first(5), sums), comm::UsageError);
-  EXPECT_THROW(deduplicator_->add_up(unique, {}, values, std::span(sums).first(3)), comm::UsageError);
-  EXPECT_THROW(deduplicator_->hand_out(unique, {}, std::span(sums).first(2), values), comm::UsageError);
+  deduplicator_->reduce(unique, {}, values, sums);
+  EXPECT_THROW(deduplicator_->reduce(unique, {}, std::span(values).first(5), sums), base::UsageError);
+  EXPECT_THROW(deduplicator_->reduce(unique, {}, values, std::span(sums).first(3)), base::UsageError);
+  EXPECT_THROW(deduplicator_->expand(unique, {}, std::span(sums).first(2), values), base::UsageError);
   for (auto const& offsets : std::vector<std::vector<std::int64_t>>{{0, 2}, {1, 3}, {0, 2, 1, 3}, {3}}) {
-    EXPECT_THROW(deduplicator_->hand_out(unique, {.offsets = offsets}, sums, values), comm::UsageError);
+    EXPECT_THROW(deduplicator_->expand(unique, {.offsets = offsets}, sums, values), base::UsageError);
   }
-  EXPECT_THROW(deduplicator_->hand_out(unique, {.weights = sums}, sums, values), comm::UsageError);
-  EXPECT_THROW(static_cast<void>(make_workers(0)), comm::UsageError);
+  EXPECT_THROW(deduplicator_->expand(unique, {.weights = sums}, sums, values), base::UsageError);
+  EXPECT_THROW(static_cast<void>(std::make_shared<base::ThreadPool>(0)), base::UsageError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, DeduplicatorTest, testing::Values(1, 3));

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Joining the jagged features of a batch into one list of ids, tables, offsets and weights.
 
 #include "headway/embedding/features.hpp"
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,7 +79,7 @@ TEST(JoinedFeatures, MustFitTheirLengths) {
     try {
       Joined({{.name = "user", .ids = integers_of(ids), .lengths = integers_of(lengths)}});
       FAIL() << "it was taken";
-    } catch (comm::UsageError const& error) {
+    } catch (base::UsageError const& error) {
       EXPECT_THAT(error.what(),
                   HasSubstr("feature user: lengths must be from 0 and add up to 3, the number of values"));
     }
@@ -89,7 +91,7 @@ TEST(JoinedFeatures, AreWrittenOnlyWhereThereIsRoom) {
   std::vector<Feature> const features{{.name = "user", .ids = integers_of(ids), .lengths = integers_of(lengths)}};
   std::vector<std::uint64_t> room(2);
   std::vector<std::uint32_t> tables(1);
-  EXPECT_THROW(join_features(features, {.ids = room, .tables = tables}), comm::UsageError);
+  EXPECT_THROW(join_features(features, {.ids = room, .tables = tables}), base::UsageError);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Initial values of new rows.
 
 #include "headway/embedding/initializer.hpp"
 
-#include "headway/comm/status.hpp"
-#include "headway/embedding/philox.hpp"
+#include "headway/base/status.hpp"
+#include "headway/embedding/initial_values.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,9 +24,9 @@ namespace {
 using Words = std::array<std::uint32_t, 4>;
 
 std::vector<float> values_of(Initializer const& initializer, Key key, std::size_t dim) {
-  std::vector<float> vector(dim);
-  initializer.fill(key, vector);
-  return vector;
+  std::vector<float> embedding(dim);
+  initializer.fill(key, embedding);
+  return embedding;
 }
 
 /// Mean and standard deviation.
@@ -95,9 +97,9 @@ TEST(Initializer, ValuesDependOnSeedTableIdAndColumnAlone) {
 }
 
 TEST(Initializer, RefusesWhatIsNoLaw) {
-  EXPECT_THROW(Initializer::uniform(1, 0, 0), comm::UsageError);
-  EXPECT_THROW(Initializer::normal(0, -1, 0), comm::UsageError);
-  EXPECT_THROW(Initializer::constant(std::numeric_limits<float>::quiet_NaN()), comm::UsageError);
+  EXPECT_THROW(Initializer::uniform(1, 0, 0), base::UsageError);
+  EXPECT_THROW(Initializer::normal(0, -1, 0), base::UsageError);
+  EXPECT_THROW(Initializer::constant(std::numeric_limits<float>::quiet_NaN()), base::UsageError);
 }
 
 }  // namespace

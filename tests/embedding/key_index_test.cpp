@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Key index of the CPU, compared with std::map for both buckets and both probes.
 
-#include "cpu/key_index.hpp"
+#include "cpu/index/key_index.hpp"
 
 #include "headway/embedding/key.hpp"
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Hash of a key. It must never change: ranks, devices and checkpoints depend on it.
 
 #include "headway/embedding/key.hpp"

@@ -1,6 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Routing of keys to ranks by virtual buckets. Two properties are checked with many ids: ranks get nearly equal
+// shares whatever the ids are, and the bucket of a key never changes. Checkpoints rely on the second: the expected
+// buckets are written into the test as numbers.
+
 #include "headway/embedding/routing.hpp"
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
 
@@ -50,7 +56,7 @@ TEST(Routing, ARouteHasTheKeysOfEachRankInTheOrderOfTheBatch) {
   }
   EXPECT_EQ(way.counts, std::vector<std::int64_t>(kRanks));
   EXPECT_EQ(at, ids.size());
-  EXPECT_THROW(static_cast<void>(route({.ids = ids}, 0)), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(route({.ids = ids}, 0)), base::UsageError);
 }
 
 TEST(Routing, TheBucketOfAKeyIsForEver) {

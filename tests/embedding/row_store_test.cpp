@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Row store of the CPU: rows stay in place, are reused, and take memory only when they are used.
 
-#include "cpu/row_store.hpp"
+#include "cpu/rows/row_store.hpp"
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
 
@@ -126,7 +128,7 @@ TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
   EXPECT_THROW(store.reserve(RowStore::kNumIds, 1), std::length_error);
   store.clear();
   EXPECT_EQ(RowAllocator(store).allocate(), RowId::kNone);
-  EXPECT_THROW(RowStore(100), comm::UsageError);
+  EXPECT_THROW(RowStore(100), base::UsageError);
 }
 
 TEST(RowStore, ReservedRowsSufficeForAllAllocators) {

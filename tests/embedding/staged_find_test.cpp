@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Lookups of a batch in stages, with the kernels of each instruction set that this processor has. The reference is
 // KeyIndex::find() for one key after the other.
 
-#include "cpu/staged_find.hpp"
+#include "cpu/index/staged_find.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conformance of tables: which rows are evicted, and which stay.
 
 #include "headway/embedding/routing.hpp"
@@ -212,7 +214,7 @@ TEST_P(TableEvictionTest, RowsThatWereEvictedAreGivenToOthers) {
     auto batch = batch_from(1'000 * step, 890);
     batch.find_or_insert(*table);
     ASSERT_EQ(batch.statuses, std::vector(890, KeyStatus::kInserted));
-    for (std::size_t i = 0; i < 890; ++i) ASSERT_EQ(batch.vector(i), initial_vector(batch.id(i)));
+    for (std::size_t i = 0; i < 890; ++i) ASSERT_EQ(batch.embedding(i), initial_embedding(batch.id(i)));
     std::ranges::sort(batch.rows);
     ASSERT_EQ(std::ranges::adjacent_find(batch.rows), batch.rows.end());
     table->update(batch.keys(), batch.rows, Vector(890 * kDim, 1), {.learning_rate = 1});

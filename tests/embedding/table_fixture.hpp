@@ -1,3 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Fixture of the conformance tests of tables: each test runs on the CPU with one thread and with three, and on a CUDA
+// device if there is one. Initial embeddings are a fixed function of id and column, so a test can compute what a
+// table must return.
+
 #pragma once
 
 #include "headway/embedding/table.hpp"
@@ -35,7 +41,7 @@ struct Maker {
 #if HEADWAY_TEST_CUDA_TABLES
     if (num_threads == 0) return std::make_unique<TableFromHost>(options);
 #endif
-    options.workers = make_workers(num_threads);
+    options.thread_pool = std::make_shared<base::ThreadPool>(num_threads);
     return make_cpu_table(options);
   }
 };
@@ -55,31 +61,31 @@ struct Batch {
   std::vector<std::uint32_t> counts{};
   std::vector<RowId> rows{};
   std::vector<KeyStatus> statuses{};
-  Vector vectors{};  ///< (keys, dim)
+  Vector embeddings{};  ///< (keys, dim)
   std::size_t dim = kDim;
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
   [[nodiscard]] Id id(std::size_t i) const { return {tables[i], ids[i]}; }
-  [[nodiscard]] Vector vector(std::size_t i) const {
-    auto const begin = vectors.begin() + static_cast<std::ptrdiff_t>(i * dim);
+  [[nodiscard]] Vector embedding(std::size_t i) const {
+    auto const begin = embeddings.begin() + static_cast<std::ptrdiff_t>(i * dim);
     return {begin, begin + static_cast<std::ptrdiff_t>(dim)};
   }
   /// Looks the keys up and gathers their embeddings.
   void find(Table const& table) {
     make_room();
     table.find(keys(), rows, statuses);
-    table.gather(keys(), rows, vectors);
+    table.gather(keys(), rows, embeddings);
   }
   void find_or_insert(Table& table) {
     make_room();
     table.find_or_insert(keys(), rows, statuses);
-    table.gather(keys(), rows, vectors);
+    table.gather(keys(), rows, embeddings);
   }
   /// Sizes the results, and fills them with values that a table must overwrite.
   void make_room() {
     rows.assign(ids.size(), RowId::kNone);
     statuses.assign(ids.size(), KeyStatus::kNoRoom);
-    vectors.assign(ids.size() * dim, -99);
+    embeddings.assign(ids.size() * dim, -99);
   }
 };
 
@@ -110,10 +116,10 @@ inline Batch batch_from(std::uint64_t first, std::size_t size) {
   return batch_of(std::move(ids));
 }
 
-inline Vector initial_vector(Id id) {
-  Vector vector(kDim);
-  options_of().initializer.fill({.id = id.second, .table = id.first}, vector);
-  return vector;
+inline Vector initial_embedding(Id id) {
+  Vector embedding(kDim);
+  options_of().initializer.fill({.id = id.second, .table = id.first}, embedding);
+  return embedding;
 }
 
 /// Fixture of the conformance tests: one instance for each kind of table.

@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conformance of tables: counts, admission, expiry and precision of rows.
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 #include "headway/embedding/bfloat16.hpp"
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"
@@ -197,11 +199,11 @@ TEST_P(TableLifeTest, ExpiredRowsAreAbsentAtLookupThoughTheyAreNotYetRemoved) {
   EXPECT_GT(table->size().rows, 300U) << "rows of other stripes are removed later";
   all.find(*table);
   EXPECT_EQ(all.statuses, std::vector(400, KeyStatus::kAbsent));
-  EXPECT_EQ(all.vector(7), initial_vector({0, 7}));
+  EXPECT_EQ(all.embedding(7), initial_embedding({0, 7}));
   some.counts = {1, 2};
   some.find_or_insert(*table);
   EXPECT_EQ(some.statuses, (std::vector{KeyStatus::kPending, KeyStatus::kInserted})) << "as a key that is new";
-  EXPECT_EQ(some.vector(1), initial_vector({0, 8})) << "and the full table has room for it";
+  EXPECT_EQ(some.embedding(1), initial_embedding({0, 8})) << "and the full table has room for it";
   EXPECT_EQ(table->statistics().refused, 0U);
 }
 
@@ -241,23 +243,23 @@ TEST_P(TableLifeTest, ColdRowsAreBfloat16UntilTheyAreLookedUpOftenEnough) {
   options.hot_count = 3;
   auto const table = GetParam().make(options);
   auto batch = batch_of({1, 2});
-  auto const exact = initial_vector({0, 1});
+  auto const exact = initial_embedding({0, 1});
   for (std::uint32_t step = 1; step < 3; ++step) {
     table->begin_step(step, step);
     batch.find_or_insert(*table);
-    for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(batch.vector(0)[i], widen(round_to_nearest(exact[i])));
+    for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(batch.embedding(0)[i], widen(round_to_nearest(exact[i])));
     EXPECT_EQ(table->size().cold_rows, 2U);
   }
   table->begin_step(3, 3);
   auto one = batch_of({1});
-  auto const rounded = batch.vector(0);
+  auto const rounded = batch.embedding(0);
   one.find_or_insert(*table);
   EXPECT_EQ(table->size().cold_rows, 1U);
   EXPECT_EQ(table->statistics().promoted, 1U);
-  EXPECT_EQ(one.vector(0), rounded);
+  EXPECT_EQ(one.embedding(0), rounded);
   table->update(one.keys(), one.rows, Vector(kDim, 0x1p-20F), {.learning_rate = 1});
   one.find(*table);
-  for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(one.vector(0)[i], rounded[i] - 0x1p-20F) << "float32 keeps it";
+  for (std::size_t i = 0; i < kDim; ++i) EXPECT_EQ(one.embedding(0)[i], rounded[i] - 0x1p-20F) << "float32 keeps it";
 
   table->halve_counts();  // The row stays float32: it was looked up in this step, so it is in use.
   EXPECT_EQ(table->size().cold_rows, 1U);
@@ -277,7 +279,7 @@ TEST_P(TableLifeTest, RowsBeyondTheLimitMayAllBecomeFloat32) {
                            .tables = part.tables,
                            .counts = std::vector<std::uint32_t>(500, 1),
                            .steps = std::vector<std::uint32_t>(500, 0),
-                           .vectors = Vector(500 * kDim, 0.5F),
+                           .embeddings = Vector(500 * kDim, 0.5F),
                            .states = {}},
                           {});
   }
@@ -286,26 +288,26 @@ TEST_P(TableLifeTest, RowsBeyondTheLimitMayAllBecomeFloat32) {
   auto batch = batch_from(0, 5'000);
   batch.find_or_insert(*table);
   EXPECT_EQ(table->statistics().promoted, 5'000U);
-  EXPECT_EQ(batch.vectors, Vector(5'000 * kDim, 0.5F));
+  EXPECT_EQ(batch.embeddings, Vector(5'000 * kDim, 0.5F));
 }
 
 TEST_P(TableLifeTest, BadArgumentsAreNamed) {
   auto options = options_of();
   options.min_count = 0;
-  EXPECT_THROW(static_cast<void>(GetParam().make(options)), comm::UsageError);
-  EXPECT_THROW(static_cast<void>(GetParam().make(options_of(std::size_t{1} << 30))), comm::UsageError);
+  EXPECT_THROW(static_cast<void>(GetParam().make(options)), base::UsageError);
+  EXPECT_THROW(static_cast<void>(GetParam().make(options_of(std::size_t{1} << 30))), base::UsageError);
   auto const table = GetParam().make(options_of());
   table->begin_step(7, 5);
-  EXPECT_THROW(table->begin_step(6, 5), comm::UsageError);
-  EXPECT_THROW(table->begin_step(8, 9), comm::UsageError);
-  EXPECT_THROW(table->resume_step(6, 5), comm::UsageError);
-  EXPECT_THROW(table->evict(0), comm::UsageError);
-  EXPECT_THROW(static_cast<void>(table->list(3, 2)), comm::UsageError);
-  EXPECT_THROW(static_cast<void>(table->export_records(batch_of({1}).keys())), comm::UsageError);
+  EXPECT_THROW(table->begin_step(6, 5), base::UsageError);
+  EXPECT_THROW(table->begin_step(8, 9), base::UsageError);
+  EXPECT_THROW(table->resume_step(6, 5), base::UsageError);
+  EXPECT_THROW(table->evict(0), base::UsageError);
+  EXPECT_THROW(static_cast<void>(table->list(3, 2)), base::UsageError);
+  EXPECT_THROW(static_cast<void>(table->export_records(batch_of({1}).keys())), base::UsageError);
   auto batch = batch_of({1, 2});
   batch.counts = {1};
   batch.make_room();
-  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, {}), comm::UsageError);
+  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, {}), base::UsageError);
   EXPECT_EQ(table->size().rows, 0U);
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Oracle of tables: the rules of Table in the simplest form, for conformance and stress tests.
 //
 // Idea: rows and pending keys are two std::maps from (table, id). Each operation of Table is written down once more,
@@ -41,7 +43,7 @@ class Oracle {
  public:
   /// A row: embedding (bfloat16 values if cold) and optimizer state in the layout of Records::states.
   struct Row {
-    Vector vector{}, state{};
+    Vector embedding{}, state{};
     std::uint32_t count = 0, step = 0;
     bool is_cold = false;
   };
@@ -81,9 +83,9 @@ class Oracle {
     return insert(keys, counts, {.min_count = options_.min_count, .max_rows = options_.max_rows}, [](auto...) {});
   }
 
-  std::vector<KeyStatus> insert_or_assign(Keys const& keys, std::span<float const> vectors) {
+  std::vector<KeyStatus> insert_or_assign(Keys const& keys, std::span<float const> embeddings) {
     return insert(keys, std::vector<std::uint32_t>(keys.size(), 0), {.max_rows = options_.max_rows},
-                  [&](std::size_t i, Row& row) { write(row, vectors.subspan(i * options_.dim, options_.dim)); });
+                  [&](std::size_t i, Row& row) { write(row, embeddings.subspan(i * options_.dim, options_.dim)); });
   }
 
   std::vector<KeyStatus> import_records(Records const& records) {
@@ -99,7 +101,7 @@ class Oracle {
       std::size_t const last = last_of[id];
       statuses[i] = look_up_or_insert(id, records.counts[last], {}, refused);
       auto& row = rows.at(id);
-      write(row, std::span(records.vectors).subspan(last * options_.dim, options_.dim));
+      write(row, std::span(records.embeddings).subspan(last * options_.dim, options_.dim));
       row.state = copy_of(std::span(records.states).subspan(last * width, width));
       row.count = records.counts[last];
       row.step = records.steps[last];
@@ -136,8 +138,8 @@ class Oracle {
         continue;
       }
       auto& row = at->second;
-      learn(row, copy_of(gradients.subspan(i * options_.dim, options_.dim)), step);
-      if (row.is_cold) round_at_random(at->first, row.vector, step.number);
+      apply_gradient(row, copy_of(gradients.subspan(i * options_.dim, options_.dim)), step);
+      if (row.is_cold) round_at_random(at->first, row.embedding, step.number);
     }
   }
 
@@ -169,7 +171,7 @@ class Oracle {
       row.count /= 2;
       if (row.is_cold || row.count >= options_.hot_count || is_in_use(row)) continue;
       row.is_cold = true;
-      round_at_random(id, row.vector, step_);
+      round_at_random(id, row.embedding, step_);
       ++statistics.demoted;
     }
   }
@@ -181,10 +183,10 @@ class Oracle {
     pending.clear();
   }
 
-  [[nodiscard]] Vector initial_vector_of(Id id) const {
-    Vector vector(options_.dim);
-    options_.initializer.fill(key_of(id), vector);
-    return vector;
+  [[nodiscard]] Vector initial_embedding_of(Id id) const {
+    Vector embedding(options_.dim);
+    options_.initializer.fill(key_of(id), embedding);
+    return embedding;
   }
 
   /// Expected export_records() of list() for a range of buckets.
@@ -195,7 +197,7 @@ class Oracle {
       add_key(records, id);
       records.counts.push_back(row.count);
       records.steps.push_back(row.step);
-      records.vectors.insert(records.vectors.end(), row.vector.begin(), row.vector.end());
+      records.embeddings.insert(records.embeddings.end(), row.embedding.begin(), row.embedding.end());
       records.states.insert(records.states.end(), row.state.begin(), row.state.end());
     }
     return records;
@@ -324,7 +326,7 @@ class Oracle {
                             .count = total,
                             .step = step_,
                             .is_cold = total < options_.hot_count};
-    write(row, initial_vector_of(id));
+    write(row, initial_embedding_of(id));
     ++statistics.inserted;
     return KeyStatus::kInserted;
   }
@@ -392,20 +394,20 @@ class Oracle {
   }
 
   void write(Row& row, std::span<float const> values) const {
-    row.vector = copy_of(values);
+    row.embedding = copy_of(values);
     if (!row.is_cold) return;
-    for (float& value : row.vector) value = widen(round_to_nearest(value));
+    for (float& value : row.embedding) value = widen(round_to_nearest(value));
   }
 
-  static void round_at_random(Id id, Vector& vector, std::uint64_t step) {
-    for (std::uint32_t j = 0; j < vector.size(); ++j) {
+  static void round_at_random(Id id, Vector& embedding, std::uint64_t step) {
+    for (std::uint32_t j = 0; j < embedding.size(); ++j) {
       auto const words = rounding_words(key_of(id), j / kColumnsPerRounding, step);
-      vector[j] = widen(round_stochastically(vector[j], rounding_bits(words, j % kColumnsPerRounding)));
+      embedding[j] = widen(round_stochastically(embedding[j], rounding_bits(words, j % kColumnsPerRounding)));
     }
   }
 
   /// One optimizer step by the formulas of torch.optim, and FBGEMM's for the row-wise optimizers.
-  void learn(Row& row, Vector gradient, kernels::OptimizerStep const& step) const {
+  void apply_gradient(Row& row, Vector gradient, kernels::OptimizerStep const& step) const {
     using Kind = kernels::OptimizerKind;
     auto const& by = options_.optimizer;
     bool const is_decoupled = by.decay == kernels::WeightDecay::kDecoupled;
@@ -419,7 +421,7 @@ class Oracle {
     std::size_t const dim = options_.dim;
     float mean_of_squares = 0;
     for (std::size_t j = 0; j < dim; ++j) {
-      if (!is_decoupled) gradient[j] += static_cast<float>(by.weight_decay) * row.vector[j];
+      if (!is_decoupled) gradient[j] += static_cast<float>(by.weight_decay) * row.embedding[j];
       mean_of_squares += gradient[j] * gradient[j];
     }
     mean_of_squares /= static_cast<float>(dim);
@@ -450,7 +452,7 @@ class Oracle {
           change = moment_rate / (std::sqrt(row.state.back()) * root_factor + epsilon) * row.state[j];
           break;
       }
-      row.vector[j] = row.vector[j] * kept - change;
+      row.embedding[j] = row.embedding[j] * kept - change;
     }
   }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conformance of tables: listing, export and import of records and pending keys.
 
 #include "bucket.hpp"
@@ -33,13 +35,13 @@ TEST_P(TableRecordsTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
   options.hot_count = 3;
   auto const table = GetParam().make(options);
   table->begin_step(5, 5);
-  Vector vectors(6 * kDim, 0.1F);
-  std::fill(vectors.begin() + 3 * kDim, vectors.end(), 0.3F);
+  Vector embeddings(6 * kDim, 0.1F);
+  std::fill(embeddings.begin() + 3 * kDim, embeddings.end(), 0.3F);
   auto const statuses = import_into(*table, {.ids = {1, 2, 3, 1, 2, 3},
                                              .tables = std::vector<std::uint32_t>(6, 0),
                                              .counts = {2, 1, 4, 2, 3, 2},
                                              .steps = {1, 1, 1, 2, 2, 2},
-                                             .vectors = vectors,
+                                             .embeddings = embeddings,
                                              .states = {}});
   std::vector<KeyStatus> expected(3, KeyStatus::kInserted);
   expected.resize(6, KeyStatus::kFound);
@@ -49,9 +51,9 @@ TEST_P(TableRecordsTest, TheLastRecordOfAnImportedKeyDecidesOnItsPrecision) {
   auto batch = batch_of({1, 2, 3});
   batch.find(*table);
   Vector const cold(kDim, widen(round_to_nearest(0.3F)));
-  EXPECT_EQ(batch.vector(0), cold);
-  EXPECT_EQ(batch.vector(1), Vector(kDim, 0.3F));
-  EXPECT_EQ(batch.vector(2), cold);
+  EXPECT_EQ(batch.embedding(0), cold);
+  EXPECT_EQ(batch.embedding(1), Vector(kDim, 0.3F));
+  EXPECT_EQ(batch.embedding(2), cold);
   auto const exported = table->export_records(batch.keys());
   EXPECT_EQ(exported.counts, (std::vector<std::uint32_t>{2, 3, 2}));
   EXPECT_EQ(exported.steps, std::vector<std::uint32_t>(3, 2));
@@ -68,13 +70,13 @@ TEST_P(TableRecordsTest, LookupsBeforeAnImportCountForThePrecision) {
   rows.find_or_insert(*table);
   EXPECT_EQ(table->size().cold_rows, 2U);
   table->begin_step(1, 1);
-  Vector vectors(6 * kDim, 0.1F);
-  std::fill(vectors.begin() + 2 * kDim, vectors.end(), 0.3F);
+  Vector embeddings(6 * kDim, 0.1F);
+  std::fill(embeddings.begin() + 2 * kDim, embeddings.end(), 0.3F);
   auto const statuses = import_into(*table, {.ids = {4, 3, 1, 2, 3, 4},
                                              .tables = std::vector<std::uint32_t>(6, 0),
                                              .counts = {9, 9, 3, 3, 2, 1},
                                              .steps = std::vector<std::uint32_t>(6, 0),
-                                             .vectors = vectors,
+                                             .embeddings = embeddings,
                                              .states = {}});
   std::vector<KeyStatus> expected(6, KeyStatus::kFound);
   expected[2] = expected[3] = KeyStatus::kInserted;
@@ -84,10 +86,10 @@ TEST_P(TableRecordsTest, LookupsBeforeAnImportCountForThePrecision) {
   auto batch = batch_of({1, 2, 3, 4});
   batch.find(*table);
   Vector const cold(kDim, widen(round_to_nearest(0.3F))), hot(kDim, 0.3F);
-  EXPECT_EQ(batch.vector(0), hot) << "2 + 3 lookups";
-  EXPECT_EQ(batch.vector(1), cold);
-  EXPECT_EQ(batch.vector(2), hot);
-  EXPECT_EQ(batch.vector(3), cold);
+  EXPECT_EQ(batch.embedding(0), hot) << "2 + 3 lookups";
+  EXPECT_EQ(batch.embedding(1), cold);
+  EXPECT_EQ(batch.embedding(2), hot);
+  EXPECT_EQ(batch.embedding(3), cold);
   auto const exported = table->export_records(batch.keys());
   EXPECT_EQ(exported.counts, (std::vector<std::uint32_t>{3, 3, 2, 1}));
   EXPECT_EQ(exported.steps, std::vector<std::uint32_t>(4, 0));
@@ -107,7 +109,7 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     auto const learn = [&](Table& learner, std::uint32_t step) {
       learner.begin_step(step, step);
       batch.find_or_insert(learner);
-      Vector gradients(batch.vectors.size());
+      Vector gradients(batch.embeddings.size());
       for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>((i + step) % 13) - 6;
       learner.update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.01, .number = step});
     };
@@ -121,12 +123,12 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     }
     EXPECT_EQ(copy->size().rows, table->size().rows);
     learn(*table, 4);
-    auto const expected = batch.vectors;
+    auto const expected = batch.embeddings;
     learn(*copy, 4);
-    EXPECT_EQ(batch.vectors, expected);
+    EXPECT_EQ(batch.embeddings, expected);
     auto const all = table->list(0, kNumVirtualBuckets);
     auto const one = table->export_records(all.keys()), other = copy->export_records(all.keys());
-    EXPECT_EQ(one.vectors, other.vectors);
+    EXPECT_EQ(one.embeddings, other.embeddings);
     EXPECT_EQ(one.states, other.states);
     EXPECT_EQ(one.counts, other.counts);
     EXPECT_EQ(one.steps, other.steps);
@@ -141,7 +143,7 @@ TEST_P(TableRecordsTest, KeysThatWaitAreListedWithTheirCounts) {
   batch.counts = {2, 4, 1};
   batch.find_or_insert(*table);
   EXPECT_EQ(batch.statuses, std::vector(3, KeyStatus::kPending));
-  EXPECT_EQ(batch.vector(1), initial_vector({0, 2}));
+  EXPECT_EQ(batch.embedding(1), initial_embedding({0, 2}));
   EXPECT_EQ(table->size().rows, 0U);
   auto const waiting = table->list_pending(0, kNumVirtualBuckets);
   auto const copy = GetParam().make(options);
@@ -150,7 +152,7 @@ TEST_P(TableRecordsTest, KeysThatWaitAreListedWithTheirCounts) {
   auto next = batch_of({1, 2});
   next.find_or_insert(*copy);
   EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kPending, KeyStatus::kInserted}));
-  copy->insert_or_assign(next.keys(), next.vectors, next.statuses);
+  copy->insert_or_assign(next.keys(), next.embeddings, next.statuses);
   EXPECT_EQ(next.statuses, (std::vector{KeyStatus::kInserted, KeyStatus::kFound}));
   EXPECT_EQ(copy->size().pending, 0U);
 }
@@ -168,7 +170,7 @@ TEST_P(TableRecordsTest, KeysThatWaitAreImportedWithTheirCountsAndGetNoRow) {
                          .tables = std::vector<std::uint32_t>(6, 0),
                          .counts = {5, 7, 0, 4, 2, 0xffffffff},
                          .steps = {},
-                         .vectors = {},
+                         .embeddings = {},
                          .states = {}});
   EXPECT_EQ(table->size().rows, 2U);
   auto const after = table->export_records(batch_of({1, 2}).keys());
@@ -195,7 +197,7 @@ TEST_P(TableRecordsTest, RowsBeyondTheLimitAreEvictedAfterAnImportInTheOrderOfTh
                          .tables = std::vector<std::uint32_t>(5, 0),
                          .counts = {5, 4, 3, 2, 1},
                          .steps = {1, 2, 3, 4, 5},
-                         .vectors = Vector(5 * kDim, 0.5F),
+                         .embeddings = Vector(5 * kDim, 0.5F),
                          .states = {}});
     table->resume_step(5, 4);
     EXPECT_EQ(table->evict_beyond_limit(), 2U);

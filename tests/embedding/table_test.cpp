@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conformance of tables: insertion, lookup, bags and erasure, compared with std::map. Every kind of table must pass.
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 #include "table_fixture.hpp"
 
 #include <gtest/gtest.h>
@@ -44,7 +46,7 @@ TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
             bool const is_there = oracle.contains(batch.id(i));
             ASSERT_EQ(batch.statuses[i], is_there ? KeyStatus::kFound : KeyStatus::kAbsent) << step;
             ASSERT_EQ(batch.rows[i] != RowId::kNone, is_there);
-            ASSERT_EQ(batch.vector(i), is_there ? oracle.at(batch.id(i)) : initial_vector(batch.id(i)));
+            ASSERT_EQ(batch.embedding(i), is_there ? oracle.at(batch.id(i)) : initial_embedding(batch.id(i)));
           }
           break;
         case 1:
@@ -53,19 +55,19 @@ TEST_P(TableTest, RandomHistoriesAreThoseOfAMap) {
           break;
         case 2:
           batch.make_room();
-          for (float& value : batch.vectors) value = static_cast<float>(random() % 1'000);
-          table->insert_or_assign(batch.keys(), batch.vectors, batch.statuses);
+          for (float& value : batch.embeddings) value = static_cast<float>(random() % 1'000);
+          table->insert_or_assign(batch.keys(), batch.embeddings, batch.statuses);
           for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-            bool const is_new = oracle.insert_or_assign(batch.id(i), batch.vector(i)).second;
+            bool const is_new = oracle.insert_or_assign(batch.id(i), batch.embedding(i)).second;
             ASSERT_EQ(batch.statuses[i], is_new ? KeyStatus::kInserted : KeyStatus::kFound) << step;
           }
           break;
         default:
           batch.find_or_insert(*table);
           for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-            auto const [at, is_new] = oracle.try_emplace(batch.id(i), initial_vector(batch.id(i)));
+            auto const [at, is_new] = oracle.try_emplace(batch.id(i), initial_embedding(batch.id(i)));
             ASSERT_EQ(batch.statuses[i], is_new ? KeyStatus::kInserted : KeyStatus::kFound) << step;
-            ASSERT_EQ(batch.vector(i), at->second);
+            ASSERT_EQ(batch.embedding(i), at->second);
           }
           expect_rows_of_their_own(batch);
       }
@@ -95,7 +97,7 @@ TEST_P(TableTest, RowsStayWhereTheyAreWhileKeysGrow) {
   auto again = batch_of(first.ids);
   again.find(*table);
   EXPECT_EQ(again.rows, first.rows);
-  EXPECT_EQ(again.vectors, first.vectors);
+  EXPECT_EQ(again.embeddings, first.embeddings);
   EXPECT_EQ(table->size().rows, 390'004U);
 }
 
@@ -105,31 +107,31 @@ TEST_P(TableTest, WhatDoesNotFitIsSaidAndCounted) {
   batch.find_or_insert(*table);
   auto const in = KeyStatus::kInserted, found = KeyStatus::kFound, no_room = KeyStatus::kNoRoom;
   EXPECT_EQ(batch.statuses, (std::vector{in, in, found, in, in, in, no_room, no_room, found, no_room}));
-  EXPECT_EQ(batch.vector(6), initial_vector({0, 15}));
+  EXPECT_EQ(batch.embedding(6), initial_embedding({0, 15}));
   EXPECT_EQ(table->size().rows, 5U);
   EXPECT_EQ(table->statistics().refused, 3U);
 
   table->erase(batch_of({11}).keys());
   auto next = batch_of({15, 16, 10});
   next.make_room();
-  table->insert_or_assign(next.keys(), next.vectors, next.statuses);
+  table->insert_or_assign(next.keys(), next.embeddings, next.statuses);
   EXPECT_EQ(next.statuses, (std::vector{in, no_room, found}));
   EXPECT_EQ(table->statistics().refused, 4U);
   next.find(*table);
-  EXPECT_EQ(next.vector(0), Vector(kDim, -99));
-  EXPECT_EQ(next.vector(1), initial_vector({0, 16}));
+  EXPECT_EQ(next.embedding(0), Vector(kDim, -99));
+  EXPECT_EQ(next.embedding(1), initial_embedding({0, 16}));
 }
 
 TEST_P(TableTest, TheLastOfSeveralVectorsHolds) {
   auto const table = GetParam().make(options_of());
   auto batch = batch_of(std::vector<std::uint64_t>(5'000, 8));
   batch.make_room();
-  for (std::size_t i = 0; i < batch.vectors.size(); ++i) batch.vectors[i] = static_cast<float>(i);
-  table->insert_or_assign(batch.keys(), batch.vectors, {});
-  auto const last = batch.vector(batch.ids.size() - 1);
+  for (std::size_t i = 0; i < batch.embeddings.size(); ++i) batch.embeddings[i] = static_cast<float>(i);
+  table->insert_or_assign(batch.keys(), batch.embeddings, {});
+  auto const last = batch.embedding(batch.ids.size() - 1);
   auto one = batch_of({8});
   one.find(*table);
-  EXPECT_EQ(one.vector(0), last);
+  EXPECT_EQ(one.embedding(0), last);
   EXPECT_EQ(table->size().rows, 1U);
 }
 
@@ -144,7 +146,7 @@ TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
   again.find_or_insert(*table);  // Ids looked up again are float32 now; 10 and 12 are bfloat16, 13 is absent.
   auto unique = batch_of({13, 12, 11, 10});
   unique.find(*table);
-  std::vector<std::uint32_t> const numbers{0, 1, 1, 2, 3, 0, 2};
+  std::vector<std::uint32_t> const inverse_indices{0, 1, 1, 2, 3, 0, 2};
   std::vector<std::int64_t> const offsets{0, 0, 3, 4, 7, 7};
   Vector const weights{1, 2, -1, 0.5F, 3, 4, -2};
   for (bool const has_offsets : {false, true}) {
@@ -152,16 +154,16 @@ TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
       Bags bags;
       if (has_offsets) bags.offsets = offsets;
       if (has_weights) bags.weights = weights;
-      std::size_t const num_bags = has_offsets ? offsets.size() - 1 : numbers.size();
+      std::size_t const num_bags = has_offsets ? offsets.size() - 1 : inverse_indices.size();
       Vector out(num_bags * kDim, -99);
-      table->gather_bags(unique.keys(), unique.rows, numbers, bags, out);
+      table->gather_bags(unique.keys(), unique.rows, inverse_indices, bags, out);
       for (std::size_t bag = 0; bag < num_bags; ++bag) {
         Vector sum(kDim, 0);
         auto const begin = has_offsets ? static_cast<std::size_t>(offsets[bag]) : bag;
         auto const end = has_offsets ? static_cast<std::size_t>(offsets[bag + 1]) : bag + 1;
         for (std::size_t i = begin; i < end; ++i) {
           for (std::size_t j = 0; j < kDim; ++j) {
-            sum[j] += (has_weights ? weights[i] : 1) * unique.vector(numbers[i])[j];
+            sum[j] += (has_weights ? weights[i] : 1) * unique.embedding(inverse_indices[i])[j];
           }
         }
         for (std::size_t j = 0; j < kDim; ++j) ASSERT_NEAR(out[bag * kDim + j], sum[j], 1e-6) << bag;
@@ -169,7 +171,7 @@ TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
     }
   }
   Vector out(kDim);
-  EXPECT_THROW(table->gather_bags(unique.keys(), unique.rows, numbers, {}, out), comm::UsageError);
+  EXPECT_THROW(table->gather_bags(unique.keys(), unique.rows, inverse_indices, {}, out), base::UsageError);
 }
 
 TEST_P(TableTest, ReadersMayOverlap) {
@@ -184,7 +186,7 @@ TEST_P(TableTest, ReadersMayOverlap) {
         Batch own{.ids = batch.ids, .tables = batch.tables};
         own.find(*table);
         EXPECT_EQ(own.rows, batch.rows);
-        EXPECT_EQ(own.vectors, batch.vectors);
+        EXPECT_EQ(own.embeddings, batch.embeddings);
       });
     }
   }
@@ -195,19 +197,19 @@ TEST_P(TableTest, BadArgumentsAreNamedAndChangeNothing) {
   auto batch = batch_of({1, 2, 3});
   batch.make_room();
   auto const one = std::span(batch.rows).first(1);
-  EXPECT_THROW(table->find_or_insert(batch.keys(), one, {}), comm::UsageError);
-  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, std::span(batch.statuses).first(2)), comm::UsageError);
-  EXPECT_THROW(table->insert_or_assign(batch.keys(), std::span(batch.vectors).first(2), {}), comm::UsageError);
-  EXPECT_THROW(table->gather(batch.keys(), batch.rows, std::span(batch.vectors).first(2)), comm::UsageError);
+  EXPECT_THROW(table->find_or_insert(batch.keys(), one, {}), base::UsageError);
+  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, std::span(batch.statuses).first(2)), base::UsageError);
+  EXPECT_THROW(table->insert_or_assign(batch.keys(), std::span(batch.embeddings).first(2), {}), base::UsageError);
+  EXPECT_THROW(table->gather(batch.keys(), batch.rows, std::span(batch.embeddings).first(2)), base::UsageError);
   batch.tables.pop_back();
-  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, {}), comm::UsageError);
-  EXPECT_THROW(table->erase(batch.keys()), comm::UsageError);
+  EXPECT_THROW(table->find_or_insert(batch.keys(), batch.rows, {}), base::UsageError);
+  EXPECT_THROW(table->erase(batch.keys()), base::UsageError);
   batch.tables.push_back(0);
   batch.rows[2] = RowId{1'000'000};
-  EXPECT_THROW(table->gather(batch.keys(), batch.rows, batch.vectors), comm::UsageError);
+  EXPECT_THROW(table->gather(batch.keys(), batch.rows, batch.embeddings), base::UsageError);
   EXPECT_EQ(table->size().rows, 0U);
   for (std::size_t const dim : {std::size_t{0}, (std::size_t{1} << 20) + 1, ~std::size_t{15}}) {
-    EXPECT_THROW(static_cast<void>(GetParam().make({.dim = dim})), comm::UsageError);
+    EXPECT_THROW(static_cast<void>(GetParam().make({.dim = dim})), base::UsageError);
   }
 }
 

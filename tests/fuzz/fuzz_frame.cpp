@@ -1,19 +1,21 @@
-// Fuzzes FrameReader, the reader of the tcp engine that puts frames in place, with arbitrary bytes of a peer.
+// SPDX-License-Identifier: Apache-2.0
+
+// Fuzzes FrameReader, the reader of the tcp transport that puts frames in place, with arbitrary bytes of a peer.
 //
 // Idea: the input is split into a stream of frames and a control part. The control part chooses how many bytes each
-// read takes, and when a segment is exposed or withdrawn. In a quarter of the cases the stream is the raw input.
+// read takes, and when a window is opened or closed. In a quarter of the cases the stream is the raw input.
 // Otherwise the input chooses frames whose headers mostly pass the first checks, so that the code behind them is
 // reached.
 //
 // Example: first byte 4 selects the raw mode (4 % 4 = 0). A quarter of the input becomes the control part, and the rest
 // is the stream. First byte 5 selects plausible frames, and half of the input becomes the control part.
 //
-// Invariants: no write outside of the landing segment and the exposed ones, and none after withdraw(); each buffer is
+// Invariants: no write outside of the receive buffer and the windows, and none after close_window(); each buffer is
 // an allocation of its own, so AddressSanitizer detects it. While bytes are left, the reader asks for more. A reader
-// that failed has an error text and stays failed. A notice has at most kMaxNoticeBytes.
+// that failed has an error text and stays failed. An OOB message has at most kMaxOobBytes.
 // Complexity: linear in the length of the stream, at most some 200,000 bytes.
 
-#include "engines/tcp/frame_reader.hpp"
+#include "transport/tcp/frame_reader.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,15 +27,15 @@ namespace {
 using namespace headway::comm;
 using namespace headway::comm::tcp;
 
-constexpr std::size_t kLandingBytes = 1000;
-constexpr std::size_t kExposedBytes = 300;
-constexpr SegmentId kExposedSegments = 3;
+constexpr std::size_t kReceiveBufferBytes = 1000;
+constexpr std::size_t kWindowBytes = 300;
+constexpr WindowId kNumWindows = 3;
 
-/// Counts landed frames and bytes of notices.
+/// Counts received frames and bytes of OOB messages.
 struct CountingHandler final : FrameHandler {
-  void landed(Tag) override { ++count; }
-  void notice(std::string_view text) override {
-    if (text.size() > kMaxNoticeBytes) std::abort();
+  void received(Tag) override { ++count; }
+  void on_oob(std::string_view text) override {
+    if (text.size() > kMaxOobBytes) std::abort();
     count += text.size();
   }
   std::size_t count = 0;
@@ -66,11 +68,11 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
   while (!choices.empty() && stream.size() < 200'000) {
     FrameHeader frame;
     frame.kind = static_cast<FrameKind>(1 + choices.next(1));
-    frame.segment = static_cast<SegmentId>(choices.next(kExposedSegments));
-    bool const is_notice = frame.kind == FrameKind::kNotice;
-    if (is_notice) frame.segment = 0;
-    frame.header_bytes = static_cast<std::uint8_t>(frame.segment == 0 && !is_notice ? choices.next(50) : 0);
-    frame.offset = is_notice ? 0 : choices.next(20) * kHeaderBytes;
+    frame.window = static_cast<WindowId>(choices.next(kNumWindows));
+    bool const is_oob = frame.kind == FrameKind::kOob;
+    if (is_oob) frame.window = 0;
+    frame.header_bytes = static_cast<std::uint8_t>(frame.window == 0 && !is_oob ? choices.next(50) : 0);
+    frame.offset = is_oob ? 0 : choices.next(20) * kHeaderBytes;
     frame.payload_bytes = choices.next(255) * (choices.next(3) == 0 ? 70 : 2);
     if (choices.next(255) == 255) {
       auto const raw = choices.take(sizeof(frame));
@@ -87,18 +89,18 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
 
 // Every buffer is an allocation of its own, so AddressSanitizer detects an access beyond its end.
 void read_stream(std::span<std::byte const> stream, Choices choices) {
-  std::vector<std::byte> landing(kLandingBytes);
-  std::vector<std::vector<std::byte>> exposed(kExposedSegments + 1);
-  FrameReader reader(landing);
+  std::vector<std::byte> receive_buffer(kReceiveBufferBytes);
+  std::vector<std::vector<std::byte>> windows(kNumWindows + 1);
+  FrameReader reader(receive_buffer);
   CountingHandler handler;
   while (!stream.empty()) {
-    auto const segment = static_cast<SegmentId>(1 + choices.next(kExposedSegments - 1));
+    auto const window = static_cast<WindowId>(1 + choices.next(kNumWindows - 1));
     if (choices.next(3) == 1) {
-      exposed[segment].resize(kExposedBytes);
-      reader.expose(segment, exposed[segment]);
+      windows[window].resize(kWindowBytes);
+      reader.open_window(window, windows[window]);
     } else if (choices.next(3) == 1) {
-      reader.withdraw(segment);
-      std::vector<std::byte>().swap(exposed[segment]);  // From now on a write there is a use after free.
+      reader.close_window(window);
+      std::vector<std::byte>().swap(windows[window]);  // From now on a write there is a use after free.
     }
     FrameReader::Pieces pieces;
     std::size_t const count = reader.gather(pieces);

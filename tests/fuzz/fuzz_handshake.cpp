@@ -1,20 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Fuzzes the code that reads a stranger's bytes before the stranger has proved to be a rank.
 //
 // Idea: the first byte selects one of four modes: raw bytes to both sides of a handshake; the same bytes framed as
-// messages, so that the code for their bodies is reached; a real handshake with one changed byte; the text of a contact
-// in the store.
+// messages, so that the code for their bodies is reached; a real handshake with one changed byte; the text of an
+// address in the store.
 //
 // Example: input 2, 10, 0, 255, ... selects mode 2 and flips all bits of byte 10 that the connector sends. The rest of
 // the input, if any, replaces all later bytes of that output. The acceptor must then not complete.
 //
 // Invariants: without the secret no side completes or learns a disagreement. In mode 2 the acceptor completes exactly
-// if no byte was changed. A malformed contact raises SystemError and nothing else. Decoded text has no control
+// if no byte was changed. A malformed address raises SystemError and nothing else. Decoded text has no control
 // characters.
 // Complexity: linear in the length of the input.
 
+#include "bootstrap/handshake.hpp"
+#include "bootstrap/rank_address.hpp"
 #include "headway/comm/status.hpp"
-#include "rendezvous/contact.hpp"
-#include "rendezvous/handshake.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -58,7 +60,7 @@ void talk_to_stranger(Input input) {
 void talk_in_messages(Input input) {
   Bytes stream;
   while (input.size() >= 2) {
-    auto const kind = static_cast<MessageKind>(1 + std::to_integer<int>(input[0]) % 5);
+    auto const kind = static_cast<BootstrapMessageKind>(1 + std::to_integer<int>(input[0]) % 5);
     std::size_t const length = std::min<std::size_t>(std::to_integer<std::size_t>(input[1]) * 2, input.size() - 2);
     auto const message = encode_message(kind, input.subspan(2, length));
     stream.insert(stream.end(), message.begin(), message.end());
@@ -98,11 +100,11 @@ void talk_with_interference(Input input) {
   if (changed == (acceptor.outcome() == Handshake::Outcome::kDone)) std::abort();
 }
 
-void read_contact(Input input) {
+void read_rank_address(Input input) {
   std::string_view const text(reinterpret_cast<char const*>(input.data()), input.size());
   try {
-    auto const contact = decode_contact(text, 3);
-    static_cast<void>(decode_contact(encode_contact(contact), 3));
+    auto const rank_address = decode_rank_address(text, 3);
+    static_cast<void>(decode_rank_address(encode_rank_address(rank_address), 3));
   } catch (SystemError const&) {
     // SystemError is the only allowed failure.
   }
@@ -128,7 +130,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
       talk_with_interference(rest);
       break;
     default:
-      read_contact(rest);
+      read_rank_address(rest);
   }
   return 0;
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The emulator of devices (tests/support/device_emulator): barriers, deadlock reports, asynchronous copies and mma must
 // behave as CUDA does.
 
@@ -42,11 +44,12 @@ TEST(DeviceEmulator, ThreadsSeeWhatOthersWroteBeforeABarrier) {
 TEST(DeviceEmulator, ADeadlockSaysWhereThreadsWait) {
   try {
     launch({.block = {64}}, [] {
-      if (threadIdx.x < 32) sync_named(3, 64);
+      if (threadIdx.x < 32) named_barrier_sync(3, 64);
     });
     FAIL() << "nothing was said";
   } catch (KernelError const& error) {
-    EXPECT_NE(std::string(error.what()).find("32 threads, 0 to 31, in sync_named"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("32 threads, 0 to 31, in named_barrier_sync"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -58,10 +61,10 @@ TEST(DeviceEmulator, LateCopiesAreThereOnlyAfterTheWait) {
       auto* copied = reinterpret_cast<int*>(shared_memory());
       if (threadIdx.x == 0) {
         copied[0] = 0;
-        copy_async(copied, source);
-        commit_copies();
+        cp_async(copied, source);
+        cp_async_commit();
         before = copied[0];
-        wait_copies<0>();
+        cp_async_wait<0>();
         after = copied[0];
       }
     });
@@ -79,8 +82,8 @@ TEST(DeviceEmulator, AWarpMultipliesMatricesFromSharedMemory) {
     std::copy(b.begin(), b.end(), tile + 256);
     unsigned const lane = threadIdx.x, g = lane / 4, t = lane % 4;
     std::uint32_t a_part[4], b_part[4];
-    load_matrices(a_part, tile + lane % 16 * 16 + lane / 16 * 8);
-    load_matrices_transposed(b_part, tile + 256 + lane % 16 * 8);
+    ldmatrix_x4(a_part, tile + lane % 16 * 16 + lane / 16 * 8);
+    ldmatrix_x4_trans(b_part, tile + 256 + lane % 16 * 8);
     float sum[4] = {};
     mma_m16n8k16<Bfloat16>(sum, a_part, {b_part[0], b_part[1]});
     for (unsigned i = 0; i < 4; ++i) d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = sum[i];

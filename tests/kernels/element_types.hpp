@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs a test for each element type of the kernels: float64, float32, bfloat16 and float16.
+
 #pragma once
 
 #include "elements.hpp"

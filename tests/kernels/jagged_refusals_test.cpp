@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Refusals that only the CPU can give: it checks offsets and lists before it reads through them.
 
 #include "headway/kernels/jagged_moves.hpp"
@@ -27,7 +29,7 @@ std::string refusal(Numbers const& offsets, Numbers const& items, std::int64_t n
                         .num_placed_rows = 3};
   MovedRows const rows{.source = source.data(), .out = out.data(), .row_bytes = 1};
   try {
-    move_rows(move, {&rows, 1}, run_in_turn);
+    move_rows(move, {&rows, 1}, run_serially);
   } catch (std::invalid_argument const& error) {
     return error.what();
   }
@@ -56,7 +58,7 @@ TEST(HostRefusals, BoundsMustCoverTheSamples) {
                           .placed = runs(SegmentOrder::Kind::kRunsByFeature),
                           .num_packed_rows = 2,
                           .num_placed_rows = 2};
-    EXPECT_THROW(move_rows(move, {}, run_in_turn), std::invalid_argument) << bounds[0] << " to " << bounds[1];
+    EXPECT_THROW(move_rows(move, {}, run_serially), std::invalid_argument) << bounds[0] << " to " << bounds[1];
   }
 }
 
@@ -65,8 +67,8 @@ TEST(HostRefusals, SumsLookAtOffsetsToo) {
   std::vector<float> values(2), out(2);
   JaggedRows const rows{
       .num_samples = 2, .num_rows = 2, .num_columns = 1, .offsets = offsets.data(), .values = values.data()};
-  EXPECT_THROW(reduce_samples(rows, SampleReduction::kSum, out.data(), run_in_turn), std::invalid_argument);
-  EXPECT_THROW(add_dense(rows, values.data(), 1, out.data(), run_in_turn), std::invalid_argument);
+  EXPECT_THROW(reduce_samples(rows, SampleReduction::kSum, out.data(), run_serially), std::invalid_argument);
+  EXPECT_THROW(add_dense(rows, values.data(), 1, out.data(), run_serially), std::invalid_argument);
 }
 
 }  // namespace

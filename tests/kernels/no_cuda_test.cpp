@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Entry points of a build without CUDA. Only such builds compile this file.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"

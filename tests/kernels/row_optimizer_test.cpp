@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // RowOptimizer against values computed by hand. tests/python compares whole runs with torch.optim.
 
 #include "headway/kernels/row_optimizer.hpp"

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "headway/kernels/run_tasks.hpp"
+#include "headway/kernels/executor.hpp"
 
 #include <exception>
 #include <mutex>
@@ -9,7 +10,7 @@
 
 namespace headway::kernels {
 
-/// Executor (RunTasks) with a thread per task. Rethrows one of the errors.
+/// Executor (Executor) with a thread per task. Rethrows one of the errors.
 inline void run_with_threads(std::int64_t count, Task const& task) {
   std::exception_ptr error;
   std::mutex mutex;

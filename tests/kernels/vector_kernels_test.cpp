@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // VectorKernels of every supported instruction set: each must give the bits of the plain formulas.
 
 #include "headway/kernels/vector_kernels.hpp"
@@ -66,8 +68,8 @@ TEST_P(VectorKernelsTest, GatheredVectorsLieBesideEachOtherAndThoseMissingAreLef
       std::fill_n(expected.begin() + kMissing * dim, dim, -9.0F);
       constexpr std::size_t kUnit = VectorKernels::kStreamBytes / sizeof(float);
       Values memory(kCount * dim + kUnit, -9);
-      auto const place = reinterpret_cast<std::uintptr_t>(memory.data()) / sizeof(float) % kUnit;
-      float* const to = memory.data() + (kUnit - place) % kUnit;
+      auto const offset = reinterpret_cast<std::uintptr_t>(memory.data()) / sizeof(float) % kUnit;
+      float* const to = memory.data() + (kUnit - offset) % kUnit;
       copy(dim, {.at = vectors.data(), .count = 5}, {.at = vectors.data() + 5, .count = 4}, to);
       copy(dim, {.at = vectors.data() + 5, .count = 4}, {.at = nullptr, .count = 0}, to + 5 * dim);
       ASSERT_EQ(Values(to, to + kCount * dim), expected) << "dim " << dim;

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Traces of a process on its host: files with names in /dev/shm and /tmp, and open descriptors.
+//
+// The library shares memory without names, so that a killed job leaves nothing. The functions look at the process
+// (/proc/PID/maps and fd) instead of at the directories, since other programs of the host use these too.
+
 #pragma once
 
 #include <filesystem>

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Entry point of the tests of libcomm. A test that hangs is ended after 150 s by a signal, so that the log names the
+// test; otherwise the runner's own limit would end the whole program without a name.
+
 #include <gtest/gtest.h>
 
 #include <unistd.h>

@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /* Bounded-lag alltoallv: ranks put into each other's rings without acknowledgements.
  *
  * Idea: every rank starts operations 0 .. OPS-1. Operation t of a source is written into slot t mod DEPTH of the ring
@@ -14,7 +16,7 @@
  * Complexity: the search visits all interleavings; RANKS 3 with LAG 2 and all delays has some 10^8 states (README.md).
  * Source: Dichev et al., arXiv 2512.19342, section III (its k slots are too few); docs/bounded_lag.md.
  *
- * run_spin.py sets the macros, which select the rule or one of its mutants:
+ * test_models.py sets the macros, which select the rule or one of its mutants:
  *
  *   RANKS, LAG, DEPTH, OPS    number of ranks, bound k, slots of a ring, operations of each rank (at most 15)
  *   PROMPT_RECEIVERS          bit r set: writes to rank r land in the step that posts them (fewer states; README.md)

@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /* Arrival by monotonic words when a block is cut over several lanes (copy streams, queue pairs).
  *
  * Idea: there is one source and one receiver. The part of operation t in lane l lands in its place of slot t mod DEPTH.
@@ -9,10 +11,10 @@
  * receiver would copy the missing part of lane 0.
  *
  * Invariants (checked): a copy finds the parts of its own operation in every lane. Words only rise.
- * Complexity: states grow with the product of the lanes' positions; run_spin.py searches 2 and 3 lanes completely.
- * The return path, which keeps the sender within the ring, is exact here; pair_channel.pml examines it.
+ * Complexity: states grow with the product of the lanes' positions; test_models.py searches 2 and 3 lanes completely.
+ * The return path, which keeps the sender within the ring, is exact here; p2p_channel.pml examines it.
  *
- * run_spin.py sets the macros:
+ * test_models.py sets the macros:
  *
  *   LANES, DEPTH, OPS   lanes of a block, slots of the ring, operations
  *   ONE_WORD            mutant: all lanes of the source raise one shared word

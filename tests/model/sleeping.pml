@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /* Sleeping and waking: waiters of operations share one doorbell, an eventfd that a peer rings; the progress thread has
  * another one.
  *
@@ -21,7 +23,7 @@
  * Operation 0 completes with the first word of a peer, operation 1 with the last. Waiters 1, 3, ... wait for the latter.
  *
  * Checked: every waiter returns, and the progress thread meets every need (else: an invalid end state). The model's end
- * is the end of all processes, so one that sleeps for ever is found. run_spin.py sets the macros:
+ * is the end of all processes, so one that sleeps for ever is found. test_models.py sets the macros:
  *
  *   WAITERS           threads that wait
  *   ARRIVALS          words of peers

@@ -1,4 +1,5 @@
-"""``import headway`` requests all hardware queues of CUDA unless the user has set their number."""
+# SPDX-License-Identifier: Apache-2.0
+"""The first group requests all hardware queues of CUDA unless the user has set their number."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ def test_streams_that_wait_do_not_hold_up_others(given: str | None, wanted: str)
     if given is not None:
         environment[VARIABLE] = given
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    program = f"import os, headway; print(os.environ['{VARIABLE}'])"
+    program = (
+        "import os, headway; headway.init(rank=0, world_size=1, init_method='tcp://127.0.0.1:0'); "
+        f"print(os.environ['{VARIABLE}'])"
+    )
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert run.stdout.strip() == wanted, run.stderr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LagQueue keeps exchanges in order, and completes only as many of the oldest ones as the bound requires."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from headway.lag_queue import LagQueue
+from headway.comm.lag_queue import LagQueue
 
 
 class RecordedWork:

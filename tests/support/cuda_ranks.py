@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks on GPUs. Several ranks share a GPU if there are too few."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_processes import SPAWN, run_ranks
+from rank_processes import run_ranks
 
 
 def num_gpus() -> int:
@@ -21,7 +22,7 @@ NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(num_gpus() == 0, reason="this h
 
 def run_on_gpus(function: Any, size: int, *arguments: Any, **options: Any) -> list[Any]:
     """Calls ``run_ranks()`` with spawned processes, for ranks that use CUDA."""
-    return run_ranks(function, size, *arguments, context=SPAWN, **options)
+    return run_ranks(function, size, *arguments, start_method="spawn", **options)
 
 
 def take_device(rank: int) -> torch.device:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the creation of C++ threads fail."""
 
 from __future__ import annotations

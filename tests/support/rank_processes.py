@@ -1,29 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a function on several ranks under a time limit. Each rank is a forked process with a default group."""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
 import os
+import pickle
 import signal
 import subprocess
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import headway
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 
 #: Backends that tests compare.
 BACKENDS = ["gloo", "headway"]
-
-FORK = multiprocessing.get_context("fork")
-#: Context for ranks that use CUDA. A forked child cannot use CUDA.
-SPAWN = multiprocessing.get_context("spawn")
 
 #: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed then.
 DIED = object()
@@ -82,7 +80,7 @@ def run_ranks(
     *arguments: Any,
     limit_s: float = 120,
     may_die: bool = False,
-    context: Any = FORK,
+    start_method: str = "fork",
     **group: Any,
 ) -> list[Any]:
     """Calls ``function(rank, *arguments)`` on ``size`` ranks and returns their results by rank.
@@ -92,78 +90,55 @@ def run_ranks(
         size: number of ranks.
         arguments: further arguments of ``function``.
         limit_s: all ranks are killed after this time.
-        context: method that starts the processes.
         may_die: a rank that ends without an answer gives ``DIED`` instead of failing the test.
+        start_method: "spawn" for ranks that use CUDA, which a forked child cannot use.
         group: keyword arguments of ``join_group()``.
     Raises:
         RankError: a rank raised, or died without ``may_die``, or ran out of time.
     """
+    deadline = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as folder:
-        started = [_start(context, function, rank, size, f"{folder}/store", arguments, group) for rank in range(size)]
-        deadline = time.monotonic() + limit_s
+        settings = (function, size, folder, arguments, group)
+        ranks = start_processes(_run, settings, nprocs=size, join=False, start_method=start_method)
         try:
-            results = [_collect(rank, process, pipe, deadline, may_die) for rank, (process, pipe) in enumerate(started)]
+            return [
+                _wait(rank, process, Path(ranks.error_files[rank]), Path(folder, str(rank)), deadline, may_die)
+                for rank, process in enumerate(ranks.processes)
+            ]
         finally:
-            for process, _ in started:
-                if process.is_alive():
-                    process.kill()
+            for process in ranks.processes:
+                process.kill()
                 process.join()
-    return results
-
-
-def _start(
-    context: Any,
-    function: Callable[..., Any],
-    rank: int,
-    size: int,
-    path: str,
-    arguments: tuple[Any, ...],
-    group: dict[str, Any],
-) -> tuple[Any, multiprocessing.connection.Connection]:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(theirs, function, rank, size, path, arguments, group))
-    process.start()
-    theirs.close()
-    return process, ours
 
 
 def _run(
-    pipe: multiprocessing.connection.Connection,
-    function: Callable[..., Any],
     rank: int,
+    function: Callable[..., Any],
     size: int,
-    path: str,
+    folder: str,
     arguments: tuple[Any, ...],
     group: dict[str, Any],
 ) -> None:
-    try:
-        join_group(rank, size, path, **group)
-        result = function(rank, *arguments)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        pipe.send(("result", result))
-    except BaseException:  # The parent reports the error.
-        pipe.send(("error", traceback.format_exc()))
+    join_group(rank, size, f"{folder}/store", **group)
+    result = function(rank, *arguments)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    Path(folder, str(rank)).write_bytes(pickle.dumps(result))
 
 
-def _collect(
-    rank: int, process: Any, pipe: multiprocessing.connection.Connection, deadline: float, may_die: bool
-) -> Any:
-    if not pipe.poll(max(0.0, deadline - time.monotonic())):
+def _wait(rank: int, process: BaseProcess, error: Path, result: Path, deadline: float, may_die: bool) -> Any:
+    process.join(max(0.0, deadline - time.monotonic()))
+    if process.exitcode is None:
         raise RankError(f"rank {rank} gave no answer in time")
-    try:
-        kind, value = pipe.recv()
-    except EOFError:
-        process.join()
-        if may_die:
-            return DIED
-        raise RankError(f"rank {rank} died with exit code {process.exitcode}") from None
-    if kind == "error":
-        raise RankError(f"rank {rank} raised:\n{value}")
-    process.join(max(1.0, deadline - time.monotonic()))
-    if process.exitcode != 0:
+    if error.exists():
+        raise RankError(f"rank {rank} raised:\n{pickle.loads(error.read_bytes())}")
+    if process.exitcode != 0 and result.exists():
         raise RankError(f"rank {rank} ended with exit code {process.exitcode} after its result")
-    return value
+    if result.exists():
+        return pickle.loads(result.read_bytes())
+    if may_die:
+        return DIED
+    raise RankError(f"rank {rank} died with exit code {process.exitcode}")
 
 
 def kill_self() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A project outside of the build tree finds the installed library and exchanges data with it."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output and exit status of the ``headway`` command, run in a process of its own as users run it."""
 
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from headway._environment import KNOWN_VARIABLES, check_environment, unknown_variables
-from headway.cli import find_benchmarks
+from headway.cli.main import find_benchmarks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,17 +55,19 @@ def test_a_misspelt_variable_gives_one_clear_line(command: str) -> None:
     assert "unknown environment variable HEADWAY_GROUP_SECRT: did you mean HEADWAY_GROUP_SECRET?" in line
 
 
-def test_importing_headway_refuses_a_misspelt_variable() -> None:
+def test_a_group_is_refused_if_a_variable_is_misspelt() -> None:
+    create = "import headway; headway.init(rank=0, world_size=1, init_method='tcp://127.0.0.1:0')"
     finished = subprocess.run(
-        [sys.executable, "-c", "import headway"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HEADWAY_ENGIN": "tcp"},
+        [sys.executable, "-c", create],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "HEADWAY_TRANSPOT": "tcp"},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert finished.returncode != 0
     assert (
-        "unknown environment variable HEADWAY_ENGIN: did you mean HEADWAY_ENGINE?" in finished.stderr.splitlines()[-1]
+        "unknown environment variable HEADWAY_TRANSPOT: did you mean HEADWAY_TRANSPORT?"
+        in finished.stderr.splitlines()[-1]
     )
 
 
@@ -132,9 +135,9 @@ def test_a_known_variable_and_others_programs_variables_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("HEADWAY_ENGIN", "HEADWAY_ENGINE"),
-        ("HEADWAY_ENIGNE", "HEADWAY_ENGINE"),
-        ("HEADWAY_Engine", "HEADWAY_ENGINE"),
+        ("HEADWAY_TRANSPOT", "HEADWAY_TRANSPORT"),
+        ("HEADWAY_TRANPSORT", "HEADWAY_TRANSPORT"),
+        ("HEADWAY_Transport", "HEADWAY_TRANSPORT"),
         ("HEADWAY_HOSTID", "HEADWAY_HOST_ID"),
         ("HEADWAY_SLOT_BYTE", "HEADWAY_SLOT_BYTES"),
         ("HEADWAY_FLIGHT_RECODER", "HEADWAY_FLIGHT_RECORDER"),
@@ -164,9 +167,10 @@ def test_the_variables_of_a_kubernetes_service_pass(service: str) -> None:
     check_environment(service_variables(service))
 
 
-def test_headway_can_be_imported_beside_a_service_of_its_name() -> None:
+def test_groups_can_be_created_beside_a_service_of_the_name_headway(tmp_path: Path) -> None:
+    create = f"import headway; headway.init(rank=0, world_size=1, init_method='file://{tmp_path}/store')"
     finished = subprocess.run(
-        [sys.executable, "-c", "import headway"],
+        [sys.executable, "-c", create],
         env={**os.environ, "PYTHONPATH": str(ROOT / "python"), **service_variables("headway")},
         capture_output=True,
         text=True,

@@ -1,6 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The doctor's findings, choices and exit status on hosts that lack a feature."""
 
 import errno
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -8,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from headway import _host, doctor
-from headway.doctor import Diagnosis, Finding, Level, choose
+from headway.cli import _host, doctor
+from headway.cli.doctor import Diagnosis, Finding, Level, choose
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,10 +134,10 @@ def test_a_host_without_memory_files_has_a_problem(monkeypatch: pytest.MonkeyPat
 
 def test_variables_that_mean_nothing_are_noted() -> None:
     found = doctor.find_variables(
-        {"HEADWAY_ENGINE": "shm", "HEADWAY_MAX_LAG": "1", "HEADWAY_PORT": "tcp://10.0.0.1:80"}
+        {"HEADWAY_TRANSPORT": "shm", "HEADWAY_MAX_LAG": "1", "HEADWAY_PORT": "tcp://10.0.0.1:80"}
     )
     assert found.level is Level.NOTE
-    assert found.value == "HEADWAY_ENGINE set; ignored: HEADWAY_MAX_LAG"
+    assert found.value == "HEADWAY_TRANSPORT set; ignored: HEADWAY_MAX_LAG"
     assert doctor.find_variables({"PATH": "/bin"}) == Finding(name="variables", value="none set")
 
 
@@ -172,7 +174,7 @@ def test_a_hard_limit_that_is_too_low_is_for_root_to_raise(monkeypatch: pytest.M
 
 
 def test_the_doctor_and_the_transport_agree_on_the_files_of_ranks() -> None:
-    header = (ROOT / "libcomm/src/open_files.hpp").read_text(encoding="utf-8")
+    header = (ROOT / "base/include/headway/base/open_files.hpp").read_text(encoding="utf-8")
     match = re.search(r"return (\d+) \+ (\d+) \* static_cast<std::size_t>\(num_ranks\)", header)
     assert match is not None
     per_process, per_rank = map(int, match.groups())
@@ -185,7 +187,8 @@ def test_the_doctor_and_the_transport_agree_on_the_files_of_ranks() -> None:
     ("facts", "name", "text"),
     [
         ({"torch_error": "ModuleNotFoundError: No module named 'torch'"}, "torch", "No module named"),
-        ({"torch": "2.8.0", "distributed": True, "gpus": []}, "torch", "2.8.0, tried with 2.11"),
+        ({"torch": "2.8.0", "distributed": True, "gpus": []}, "torch", "2.8.0, supported are 2.11 to 2.15"),
+        ({"torch": "2.16.0", "distributed": True, "gpus": []}, "torch", "2.16.0, supported are 2.11 to 2.15"),
         ({"torch": "2.11.0", "distributed": False, "gpus": []}, "torch", "without torch.distributed"),
         (
             {"torch": "2.11.0", "distributed": True, "gpus": [], "headway_error": "ImportError: no _C"},
@@ -204,6 +207,36 @@ def test_software_that_cannot_work_is_a_problem(
     assert problem.name == name
     assert text in problem.value
     assert problem.fix
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchrec", "level", "text"),
+    [
+        ("2.11.0", "1.6.1", Level.OK, "1.6.1"),
+        ("2.14.0+cu130", "1.9.2", Level.OK, "1.9.2"),
+        ("2.11.0", "1.9.2", Level.NOTE, "1.9.2, but torch 2.11.0 goes with 1.6"),
+        (
+            "2.15.0",
+            "1.9.2",
+            Level.NOTE,
+            "1.9.2, but there is none for torch 2.15.0: the newest torch with one is 2.14",
+        ),
+        ("2.13.0", None, Level.NOTE, "not installed"),
+        ("2.15.0", None, Level.OK, "not installed; there is none for torch 2.15.0"),
+    ],
+)
+def test_torchrec_must_be_the_one_made_for_this_torch(
+    monkeypatch: pytest.MonkeyPatch, torch: str, torchrec: str | None, level: Level, text: str
+) -> None:
+    def version(name: str) -> str:
+        if torchrec is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return torchrec
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(_host, "run_probe", lambda script: {"torch": torch, "distributed": True, "gpus": []})
+    found = next(found for found in doctor.find_software() if found.name == "torchrec")
+    assert (found.level, found.value) == (level, text)
 
 
 def test_the_cgroups_limits_are_read_from_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,9 +258,11 @@ def test_the_cgroups_limits_are_read_from_both_versions(tmp_path: Path, monkeypa
 
 def test_doctor_explains_a_checkout_whose_extension_is_not_built(tmp_path: Path) -> None:
     package = tmp_path / "headway"
-    package.mkdir()
-    for path in (ROOT / "python/headway").glob("*.py"):
-        (package / path.name).write_bytes(path.read_bytes())
+    source = ROOT / "python/headway"
+    for path in source.rglob("*.py"):
+        copy = package / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
     (tmp_path / "headway_launcher.py").write_bytes((ROOT / "python/headway_launcher.py").read_bytes())
     finished = subprocess.run(
         [sys.executable, str(tmp_path / "headway_launcher.py"), "doctor"],

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The diagram of a training step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leftover files that tools/endurance_kills.sh counts. A script plays the test program."""
 
 from __future__ import annotations

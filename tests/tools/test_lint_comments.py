@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lint refuses comments that only their author can complete, and nothing else."""
 
 from __future__ import annotations

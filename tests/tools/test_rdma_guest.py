@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runner of the tests in the RDMA guest."""
 
 import pytest
-from rdma_guest.guest_suite import count_results, main
-from test_counts import Counts
+from rdma_guest.guest_suite import main, read_results
+from run_ctest import outcome_of
 
 OUTPUT = """\
 [ RUN      ] Engine/PutConformance.A/verbs
@@ -18,17 +19,26 @@ file.hpp:64: Failure
 [  FAILED  ] 1 test, listed below:
 [  FAILED  ] Engine/LossConformance.B/verbs, where GetParam() = verbs
 """
+PYTEST = "tests/a.py::test_x[2-9] PASSED   [ 50%]\ntests/a.py::test_y FAILED   [100%]\nFAILED tests/a.py::test_y - no\n"
 
 
-def test_each_test_counts_once() -> None:
-    assert count_results(OUTPUT) == Counts(passed=1, failed=1, skipped=1)
-
-
-def test_output_without_tests_has_none() -> None:
-    assert count_results("insmod failed\n") == Counts()
+@pytest.mark.parametrize(
+    ("output", "status", "outcomes"),
+    [
+        (OUTPUT, 1, ["passed", "failed", "skipped"]),
+        (PYTEST, 1, ["passed", "failed"]),
+        (OUTPUT.splitlines()[1], 0, ["passed"]),
+        (OUTPUT.splitlines()[1], 124, ["passed", "failed"]),
+        (OUTPUT.splitlines()[6], 0, ["skipped", "failed"]),
+        ("insmod failed\n", 0, ["failed"]),
+        ("no QEMU\n", 77, ["skipped"]),
+    ],
+)
+def test_each_test_counts_once_and_an_early_end_is_a_failure(output: str, status: int, outcomes: list[str]) -> None:
+    assert [outcome_of(case) for case in read_results(output, status)] == outcomes
 
 
 def test_torch_needs_the_guest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--here", "--torch"])
-    assert "HEADWAY_ENGINE=verbs" in capsys.readouterr().err
+    assert "HEADWAY_TRANSPORT=verbs" in capsys.readouterr().err

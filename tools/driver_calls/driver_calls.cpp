@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Counts and times the calls of an exchange to the CUDA driver.
 //
 // Idea: loaded by LD_PRELOAD, this library replaces dlsym(). A library that looks up a driver function by dlsym(), as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Profiles the host time of an all-to-all of CUDA tensors: number and duration of the driver calls, by size.
 
 Compile ``driver_calls.cpp`` to a shared library and start two or more ranks with it. Ranks share the available GPUs:

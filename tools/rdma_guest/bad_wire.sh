@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # In the guest: tests exchanges of two ranks over a link that loses, delays, reorders and duplicates packets, or is cut.
 # Usage: tools/rdma_guest/bad_wire.sh BUILD_DIR, after network.sh pair. Prints results in the format of GoogleTest.
 set -uo pipefail

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Makes what the guest boots: build-rdma-guest/vmlinux and initrd.gz. Does nothing if they are newer than this folder.
 # Usage: tools/rdma_guest/build.sh
 # The kernel is Debian's generic one, downloaded and unpacked, not installed. Exits with 77 where something needed cannot

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# In the guest: tests exchanges over engine verbs between ranks that are processes.
+# SPDX-License-Identifier: Apache-2.0
+
+# In the guest: tests exchanges over transport verbs between ranks that are processes.
 # Usage: tools/rdma_guest/exchange.sh BUILD_DIR, after network.sh pair. Prints results in the format of GoogleTest.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1

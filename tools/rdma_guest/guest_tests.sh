@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs the tests that need an RDMA device, in the guest or on a machine with such a device.
 # Usage: tools/rdma_guest/guest_tests.sh BUILD_DIR
 set -uo pipefail

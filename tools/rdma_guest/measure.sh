@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# In the guest, or on a machine with an RDMA device: measures all-to-alls over engine verbs and over Open MPI with UCX,
+# SPDX-License-Identifier: Apache-2.0
+
+# In the guest, or on a machine with an RDMA device: measures all-to-alls over transport verbs and over Open MPI with UCX,
 # alternating, and the device by perftest. Times in the guest are only meaningful relative to each other.
 # Usage: tools/rdma_guest/measure.sh BUILD_DIR [DEVICE [GID_INDEX]]   (default: rxe0 and 2, the fd00:: address)
 # Prints the points of both programs as JSON lines, then a line of ib_write_lat and one of ib_write_bw.
@@ -14,7 +16,7 @@ export UCX_NET_DEVICES=$device:1 UCX_TLS=rc,self UCX_IB_GID_INDEX=$gid
 
 # headway RANKS SIZES CALLS [--registered] and openmpi RANKS SIZES CALLS measure one program. UCX caches registrations.
 headway() {
-  timeout 100 "$programs/bench_all_to_all_headway" --ranks "$1" --engine verbs --sizes "$2" --repetitions "$3" "${@:4}"
+  timeout 100 "$programs/bench_all_to_all_headway" --ranks "$1" --transport verbs --sizes "$2" --repetitions "$3" "${@:4}"
 }
 openmpi() {
   rm -rf "$work/store" && mkdir "$work/store"

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# In the guest, or on a machine with an RDMA device: measures puts of engine verbs and of plain libibverbs in one
+# SPDX-License-Identifier: Apache-2.0
+
+# In the guest, or on a machine with an RDMA device: measures puts of transport verbs and of plain libibverbs in one
 # program, and the device by perftest between its runs. Times in the guest are only meaningful relative to each other.
 # Usage: tools/rdma_guest/measure_put.sh BUILD_DIR [DEVICE [GID_INDEX]]   (default: rxe0 and 2, the fd00:: address)
 # Prints JSON lines. Environment: REPEATS is the number of runs (3), ROUNDS the turns of each system in a run (40).

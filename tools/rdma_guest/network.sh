@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # In the guest: creates the network devices of the tests, and a Soft-RoCE device on each.
 # Usage: tools/rdma_guest/network.sh one | pair
 #   one   rxe0 on a dummy device: 10.77.0.1 and fd00:77::1; ranks loop back inside the driver

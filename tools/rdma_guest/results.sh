@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # shellcheck shell=bash
 # Prints test results in the format of GoogleTest. Scripts of this folder source it and end with [ $num_failed = 0 ].
 num_failed=0

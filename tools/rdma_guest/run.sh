@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs one command in the guest, in the current folder. The guest sees the files of this host; its changes are lost.
 # Usage: tools/rdma_guest/run.sh [--memory SIZE] [--limit SECONDS] [--cpu MODEL] COMMAND [ARGUMENT...]
 #   --memory  memory of the guest (default: 2G)

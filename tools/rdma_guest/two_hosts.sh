@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# In the guest: tests exchanges of four ranks on two simulated hosts with automatic choice of engines. Ranks 2 and 3 are
+# SPDX-License-Identifier: Apache-2.0
+
+# In the guest: tests exchanges of four ranks on two simulated hosts with automatic choice of transports. Ranks 2 and 3 are
 # in their own network namespace. So ranks of different hosts share neither sockets nor memory files, only the RDMA
 # device.
 # Usage: tools/rdma_guest/two_hosts.sh BUILD_DIR, after network.sh. Prints its result in the format of GoogleTest.
@@ -28,8 +30,8 @@ run_ranks() {
 check_ranks() {
   local rank expected status=0
   for rank in 0 1 2 3; do
-    expected="engines: shm verbs verbs"
-    [ $rank -lt 2 ] || expected="engines: verbs verbs shm"
+    expected="transports: shm verbs verbs"
+    [ $rank -lt 2 ] || expected="transports: verbs verbs shm"
     if ! grep -qx "$expected" "$work/$rank" || ! grep -q '^done ' "$work/$rank"; then
       echo "rank $rank should say '$expected', then 'done':"
       cat "$work/$rank"

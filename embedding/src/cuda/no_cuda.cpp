@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Stubs of the CUDA functions for builds without CUDA. They throw.
 
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"
 #include "headway/embedding/cuda_table.hpp"
 #include "headway/embedding/features.hpp"
@@ -10,7 +12,7 @@ namespace headway::embedding {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw comm::UsageError("this build of Headway has no tables on CUDA devices: nvcc was not found when it was built");
+  throw base::UsageError("this build of Headway has no tables on CUDA devices: nvcc was not found when it was built");
 }
 
 }  // namespace

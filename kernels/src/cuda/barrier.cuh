@@ -1,7 +1,20 @@
-#pragma once
+// SPDX-License-Identifier: Apache-2.0
 
-// mbarriers of sm_90 in shared memory, and the helpers of warp-specialised kernels: register reallocation (setmaxnreg)
-// and positions in rings of stages.
+// mbarriers of sm_90 in shared memory, and the helpers of warp-specialised kernels: register reallocation
+// (setmaxnreg) and positions in rings of stages.
+//
+// Pattern: a producer warp copies tiles into a ring of stages by TMA, and consumer warpgroups compute on them. Each
+// stage has two barriers. `full` ends a phase when all announced bytes have arrived; consumers wait for it. `empty`
+// ends a phase when all consumer warps have released the stage; the producer waits for it before it copies again.
+//
+// Example: a ring of 2 stages. The producer fills stages 0, 1, 0, 1 in phases of parity 0, 0, 1, 1. For its first pass
+//  it waits for parity 1 of `empty`, which a new barrier grants at once. Before it fills stage 0 again it waits for
+//  parity 0 of `empty`: the consumers' release of the first tile.
+//
+// Invariant: producers and consumers step through the ring in the same order, so two parities tell phases apart. Nobody
+//  can be two phases behind, as a stage is not filled again before it was released.
+
+#pragma once
 
 #include "cuda/device.cuh"
 
@@ -17,31 +30,33 @@ namespace headway::kernels {
 using Barrier = std::uint64_t;
 
 /// Shared memory that one block of threads may use on sm_90, in bytes.
-inline constexpr std::uint32_t kMostSharedBytes = 227 * 1024;
+inline constexpr std::uint32_t kMaxSharedBytes = 227 * 1024;
 
 #if defined(HEADWAY_DEVICE_EMULATOR)
 
 inline std::uint32_t shared_address(void const* pointer) { return device_emulator::shared_address(pointer); }
-inline void init_barrier(Barrier* barrier, std::uint32_t count) { device_emulator::init_barrier(barrier, count); }
+inline void mbarrier_init(Barrier* barrier, std::uint32_t count) { device_emulator::mbarrier_init(barrier, count); }
 inline void fence_barrier_init() {}
 inline void fence_async_proxy() {}
 inline void arrive(Barrier* barrier) { device_emulator::arrive(barrier, 0); }
-inline void expect(Barrier* barrier, std::uint32_t num_bytes) { device_emulator::expect(barrier, num_bytes); }
-inline void arrive_expecting(Barrier* barrier, std::uint32_t num_bytes) { device_emulator::arrive(barrier, num_bytes); }
+inline void expect_tx(Barrier* barrier, std::uint32_t num_bytes) { device_emulator::expect_tx(barrier, num_bytes); }
+inline void arrive_and_expect_tx(Barrier* barrier, std::uint32_t num_bytes) {
+  device_emulator::arrive(barrier, num_bytes);
+}
 inline void wait(Barrier* barrier, std::uint32_t parity) { device_emulator::wait(barrier, parity); }
 template <int kRegisters>
-void lower_registers() {}
+void warpgroup_reg_dealloc() {}
 template <int kRegisters>
-void raise_registers() {}
+void warpgroup_reg_alloc() {}
 
 #else
 
 /// Initialises the barrier for phases of `count` arrivals. One thread calls it, then fence_barrier_init().
-__device__ __forceinline__ void init_barrier(Barrier* barrier, std::uint32_t count) {
+__device__ __forceinline__ void mbarrier_init(Barrier* barrier, std::uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
-/// Makes initialised barriers visible to the async proxy (TMA). Call it between init_barrier() and the barrier of the
+/// Makes initialised barriers visible to the async proxy (TMA). Call it between mbarrier_init() and the barrier of the
 /// block.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -56,13 +71,13 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
 }
 
 /// Announces bytes that a TMA copy will bring in this phase. The thread must arrive later in the same phase.
-__device__ __forceinline__ void expect(Barrier* barrier, std::uint32_t num_bytes) {
+__device__ __forceinline__ void expect_tx(Barrier* barrier, std::uint32_t num_bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                : "memory");
 }
 
 /// Arrives and announces bytes that a TMA copy will bring in this phase.
-__device__ __forceinline__ void arrive_expecting(Barrier* barrier, std::uint32_t num_bytes) {
+__device__ __forceinline__ void arrive_and_expect_tx(Barrier* barrier, std::uint32_t num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                : "memory");
 }
@@ -84,11 +99,11 @@ __device__ __forceinline__ void wait(Barrier* barrier, std::uint32_t parity) {
 
 /// Lowers or raises the number of registers of each thread. All warps of a warpgroup call it with the same number.
 template <int kRegisters>
-__device__ __forceinline__ void lower_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void raise_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

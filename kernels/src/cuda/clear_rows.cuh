@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "cuda/barrier.cuh"
@@ -10,7 +11,7 @@
 namespace headway::kernels {
 
 /// Sets the rows of a tile in shared memory from `first_row` on to 0. All threads of a warpgroup call it, then
-/// show_writes_to_products(). It does nothing if `first_row` is at least the rows of the tile.
+/// fence_for_wgmma(). It does nothing if `first_row` is at least the rows of the tile.
 ///
 /// TMA copies whole tiles. Rows behind the end of a sequence hold rows of the next one, or memory that nobody has
 /// written. Their attention weights are 0, but 0 times infinity or NaN is NaN, so the rows themselves must be 0.
@@ -34,9 +35,9 @@ __device__ __forceinline__ void clear_rows_behind(std::byte* tile, std::int32_t 
 
 /// Makes what the threads of a warpgroup wrote to shared memory visible to its next wgmma.
 /// @param barrier a named barrier that this warpgroup alone uses
-__device__ __forceinline__ void show_writes_to_products(int barrier) {
+__device__ __forceinline__ void fence_for_wgmma(int barrier) {
   fence_async_proxy();
-  sync_named(barrier, 128);
+  named_barrier_sync(barrier, 128);
 }
 
 }  // namespace headway::kernels

@@ -1,12 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Programmatic dependent launch: a kernel may be launched while the kernel before it in the stream still runs, which
-// hides the launch latency. It must call wait_for_kernel_before() before it touches global memory.
+// hides the launch latency. It must call wait_on_dependent_grids() before it touches global memory.
 
 #include "cuda/device.cuh"
 
 #if !defined(HEADWAY_DEVICE_EMULATOR)
-#include "cuda/cuda_check.hpp"
+#include "headway/base/cuda_check.hpp"
 #include "headway/kernels/cuda_stream.hpp"
 #endif
 
@@ -16,14 +17,14 @@
 namespace headway::kernels {
 
 /// Allows the next kernel in the stream to start once all blocks of this one have called this or ended.
-__device__ __forceinline__ void start_dependent_launch() {
+__device__ __forceinline__ void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 /// Waits until the kernel before has ended and its writes are visible. Returns at once after an ordinary launch.
-__device__ __forceinline__ void wait_for_kernel_before() {
+__device__ __forceinline__ void wait_on_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -31,7 +32,7 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 
 #if !defined(HEADWAY_DEVICE_EMULATOR)
 
-/// Launches a kernel that calls wait_for_kernel_before(). Needs compute capability 9.0 or later.
+/// Launches a kernel that calls wait_on_dependent_grids(). Needs compute capability 9.0 or later.
 template <class... Parameters>
 void launch_dependent(void (*kernel)(Parameters...), char const* name, std::int64_t num_blocks, int num_threads,
                       std::uint32_t shared_bytes, CudaStream stream,
@@ -46,7 +47,7 @@ void launch_dependent(void (*kernel)(Parameters...), char const* name, std::int6
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, values...), name);
+  base::check_cuda(cudaLaunchKernelEx(&config, kernel, values...), name);
 }
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Device primitives: named barriers, memory with cache hints, acquire and release. nvcc compiles them for GPUs, and an
@@ -41,10 +42,10 @@ __device__ __forceinline__ int this_warpgroup() {
 
 inline std::byte* shared_memory() { return device_emulator::this_thread().block->shared(); }
 
-inline void sync_named(int barrier, int num_threads) {
-  device_emulator::this_thread().block->sync(unsigned(barrier), unsigned(num_threads), "sync_named");
+inline void named_barrier_sync(int barrier, int num_threads) {
+  device_emulator::this_thread().block->sync(unsigned(barrier), unsigned(num_threads), "named_barrier_sync");
 }
-inline void arrive_named(int barrier, int num_threads) {
+inline void named_barrier_arrive(int barrier, int num_threads) {
   device_emulator::this_thread().block->arrive(unsigned(barrier), unsigned(num_threads));
 }
 
@@ -57,20 +58,20 @@ void spin_until(Ready is_ready) {
 inline std::int32_t load_acquire(std::int32_t const* address) { return *address; }
 inline void store_release(std::int32_t* address, std::int32_t value) { *address = value; }
 
-inline void add_four(float* address, float4 values) {
+inline void red_add_v4(float* address, float4 values) {
   address[0] += values.x;
   address[1] += values.y;
   address[2] += values.z;
   address[3] += values.w;
 }
 
-inline void store_four(void* address, std::uint32_t const (&words)[4]) {
+inline void store_v4_streaming(void* address, std::uint32_t const (&words)[4]) {
   if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) throw device_emulator::KernelError("an unaligned store");
   std::memcpy(address, words, sizeof words);
 }
 
-inline float4 load_kept(float4 const* address) { return *address; }
-inline void store_kept(float4* address, float4 values) { *address = values; }
+inline float4 load_evict_last(float4 const* address) { return *address; }
+inline void store_evict_last(float4* address, float4 values) { *address = values; }
 
 /// Rounds to 11 bits of mantissa, so that the error is as large as that of the instruction may be.
 inline float tanh_approximate(float x) {
@@ -92,11 +93,11 @@ __device__ __forceinline__ std::uint32_t shared_address(void const* pointer) {
 
 /// Waits at a named barrier until `num_threads` threads have come. Barriers 1 to 15 are free for kernels; 0 is that of
 /// __syncthreads().
-__device__ __forceinline__ void sync_named(int barrier, int num_threads) {
+__device__ __forceinline__ void named_barrier_sync(int barrier, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 /// Arrives at a named barrier without waiting. `num_threads` counts those that arrive and those that wait.
-__device__ __forceinline__ void arrive_named(int barrier, int num_threads) {
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int num_threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 
@@ -118,7 +119,7 @@ __device__ __forceinline__ void store_release(std::int32_t* address, std::int32_
 }
 
 /// Adds to four floats in global memory, 16-byte aligned. Each addition is atomic on its own. Needs sm_90.
-__device__ __forceinline__ void add_four(float* address, float4 values) {
+__device__ __forceinline__ void red_add_v4(float* address, float4 values) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values.x), "f"(values.y),
                "f"(values.z), "f"(values.w)
                : "memory");
@@ -126,37 +127,37 @@ __device__ __forceinline__ void add_four(float* address, float4 values) {
 
 /// Stores 16 aligned bytes to global memory by one instruction; for an assignment the compiler may emit four. The hint
 /// (.cs) marks the line as streaming: the L2 cache evicts it before lines that are read again.
-__device__ __forceinline__ void store_four(void* address, std::uint32_t const (&words)[4]) {
+__device__ __forceinline__ void store_v4_streaming(void* address, std::uint32_t const (&words)[4]) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
 /// L2 cache policies for loads and stores: lines that are evicted first, or last.
-[[nodiscard]] __device__ __forceinline__ std::uint64_t evicted_first() {
+[[nodiscard]] __device__ __forceinline__ std::uint64_t evict_first() {
   std::uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-[[nodiscard]] __device__ __forceinline__ std::uint64_t evicted_last() {
+[[nodiscard]] __device__ __forceinline__ std::uint64_t evict_last() {
   std::uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
 /// Loads from global memory, and keeps the line in the L2 cache as long as possible (evict_last).
-[[nodiscard]] __device__ __forceinline__ float4 load_kept(float4 const* address) {
+[[nodiscard]] __device__ __forceinline__ float4 load_evict_last(float4 const* address) {
   float4 values;
   asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
                : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "l"(address), "l"(evicted_last())
+               : "l"(address), "l"(evict_last())
                : "memory");
   return values;
 }
 /// Stores to global memory, and keeps the line in the L2 cache as long as possible (evict_last).
-__device__ __forceinline__ void store_kept(float4* address, float4 values) {
+__device__ __forceinline__ void store_evict_last(float4* address, float4 values) {
   asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(address), "f"(values.x),
-               "f"(values.y), "f"(values.z), "f"(values.w), "l"(evicted_last())
+               "f"(values.y), "f"(values.z), "f"(values.w), "l"(evict_last())
                : "memory");
 }
 

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Refusal of bad arguments that only the device can see, such as offsets. The host enqueued the kernel long ago, so
+// no exception can reach the caller: the kernel stops the context before it follows a bad offset.
+
 #pragma once
 
 #include "cuda/device.cuh"

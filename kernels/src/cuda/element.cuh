@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Conversions between float32 and 16-bit elements in kernels, alone and in packed pairs. A packed pair is one
+// register with the first element in the lower half, as mma and wgmma take their operands.
+
 #pragma once
 
 #include "cuda/device.cuh"

@@ -1,37 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // The wgmma instruction with its registers written out, by the number of accumulator registers of a thread. wgmma.cuh
 // includes this file.
 // clang-format off
 
-#define HEADWAY_SUMS_16 \
+#define HEADWAY_ACC_16 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define HEADWAY_SUM_OPERANDS_16 \
+#define HEADWAY_ACC_OPERANDS_16 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-#define HEADWAY_SUMS_32 \
+#define HEADWAY_ACC_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define HEADWAY_SUM_OPERANDS_32 \
+#define HEADWAY_ACC_OPERANDS_32 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), \
   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
   "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define HEADWAY_SUMS_40 \
+#define HEADWAY_ACC_40 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
-#define HEADWAY_SUM_OPERANDS_40 \
+#define HEADWAY_ACC_OPERANDS_40 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), \
   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
   "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), \
   "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-#define HEADWAY_SUMS_64 \
+#define HEADWAY_ACC_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
   "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
   "%62, %63"
-#define HEADWAY_SUM_OPERANDS_64 \
+#define HEADWAY_ACC_OPERANDS_64 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), \
   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
@@ -40,7 +41,7 @@
   "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), \
   "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), \
   "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define HEADWAY_SUMS_128 \
+#define HEADWAY_ACC_128 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
   "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, " \
   "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
@@ -48,7 +49,7 @@
   "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, " \
   "%101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, " \
   "%117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define HEADWAY_SUM_OPERANDS_128 \
+#define HEADWAY_ACC_OPERANDS_128 \
   "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
   "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), \
   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
@@ -67,16 +68,17 @@
   "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
 // Operand numbers continue after the accumulator: descriptors, whether to accumulate, which operands are transposed.
-#define HEADWAY_MULTIPLY_SHARED(sums, columns, type, o0, o1, o2, o3, o4) \
+// SS: both operands lie in shared memory, named by descriptors. RS: the first is in registers.
+#define HEADWAY_WGMMA_SS(sums, columns, type, o0, o1, o2, o3, o4) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" \
-      HEADWAY_SUMS_##sums "}, %" o0 ", %" o1 ", p, 1, 1, %" o3 ", %" o4 ";\n}\n" \
-      : HEADWAY_SUM_OPERANDS_##sums \
-      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMajor == Major::kOther), "n"(kBMajor == Major::kOther))
-#define HEADWAY_MULTIPLY_REGISTERS(sums, columns, type, o0, o1, o2, o3, o4, o5, o6) \
+      HEADWAY_ACC_##sums "}, %" o0 ", %" o1 ", p, 1, 1, %" o3 ", %" o4 ";\n}\n" \
+      : HEADWAY_ACC_OPERANDS_##sums \
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kAMajor == Major::kMN), "n"(kBMajor == Major::kMN))
+#define HEADWAY_WGMMA_RS(sums, columns, type, o0, o1, o2, o3, o4, o5, o6) \
   asm volatile( \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" \
-      HEADWAY_SUMS_##sums "}, {%" o0 ", %" o1 ", %" o2 ", %" o3 "}, %" o4 ", p, 1, 1, %" o6 ";\n}\n" \
-      : HEADWAY_SUM_OPERANDS_##sums \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kBMajor == Major::kOther))
+      HEADWAY_ACC_##sums "}, {%" o0 ", %" o1 ", %" o2 ", %" o3 "}, %" o4 ", p, 1, 1, %" o6 ";\n}\n" \
+      : HEADWAY_ACC_OPERANDS_##sums \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kBMajor == Major::kMN))
 // clang-format on

@@ -1,3 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Checks of HSTU arguments. Sizes and null pointers are host values and are checked for all devices. Offsets, counts
+// and bounds lie in memory of the device: here they are checked for the CPU, in kernels for GPUs, with the same texts
+// (sequence_checks.hpp).
+
 #include "hstu/check_arguments.hpp"
 
 #include "hstu/sequence_checks.hpp"
@@ -12,7 +18,7 @@ namespace headway::kernels::hstu {
 namespace {
 
 /// Limit that keeps sums of two positions in 32 bits.
-constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxKeys = std::int64_t{1} << 30;
 
 /// Throws std::invalid_argument with the joined parts unless `holds`.
 template <class... Parts>
@@ -80,9 +86,8 @@ void check_input_sizes(HstuForwardArgs const& args) {
   expects_not_negative("num_queries", all.num_queries);
   expects_not_negative("num_keys", all.num_keys);
   expects_not_negative("max_queries", all.max_queries);
-  expects(all.max_queries <= kMostKeys, "max_queries is ", all.max_queries, ", and at most ", kMostKeys,
-          " are possible");
-  expects(all.max_keys <= kMostKeys, "max_keys is ", all.max_keys, ", and at most ", kMostKeys, " are possible");
+  expects(all.max_queries <= kMaxKeys, "max_queries is ", all.max_queries, ", and at most ", kMaxKeys, " are possible");
+  expects(all.max_keys <= kMaxKeys, "max_keys is ", all.max_keys, ", and at most ", kMaxKeys, " are possible");
   expects(all.query_offsets != nullptr, "query_offsets is null");
   expects(all.key_offsets != nullptr, "key_offsets is null");
   expects_memory("query", args.query.data, all.num_queries);

@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// One sequence of a batch, as the kernels on the CPU use it.
+
 #pragma once
 
 #include "headway/kernels/hstu_attention.hpp"
@@ -29,6 +33,7 @@ struct Sequence {
 }
 
 /// Factor of the sequence's attention weights.
+/// A sequence without keys has no queries either, so the division by zero is never used.
 [[nodiscard]] inline double scale_of(HstuAttentionOptions const& options, Sequence const& sequence) {
   bool const by_keys = options.length_scaling == LengthScaling::kByNumKeys;
   return by_keys ? options.scale / static_cast<double>(sequence.num_keys()) : options.scale;

@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Checks of sizes that need no look at offsets, for both devices. Limits keep segment numbers in 32 bits.
+
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"

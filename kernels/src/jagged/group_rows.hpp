@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rows of consecutive segments, for both devices: the difference of two offsets, since segments of a group are packed.
+
 #pragma once
 
 #include "headway/kernels/jagged_offsets.hpp"

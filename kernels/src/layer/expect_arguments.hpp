@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "elements.hpp"
@@ -35,7 +36,7 @@ std::int64_t columns_of(std::span<SplitPart<Pointer> const> parts) {
 
 template <class Pointer>
 void expect_parts(std::span<SplitPart<Pointer> const> parts) {
-  expect_argument(!parts.empty() && parts.size() <= kMostSplitParts, "silu_split: there must be from 1 to 8 parts");
+  expect_argument(!parts.empty() && parts.size() <= kMaxSplitParts, "silu_split: there must be from 1 to 8 parts");
   for (auto const& part : parts) expect_argument(part.num_columns >= 0, "silu_split: a part has fewer than 0 columns");
 }
 

@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Choice of vector functions by the instruction sets of this processor, made once per process.
+
 #include "headway/kernels/vector_kernels.hpp"
 
 #include "headway/kernels/instruction_set.hpp"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic embedding tables: arbitrary 64-bit ids, row-wise sharded, trained by the formulas of ``torch.optim``.
 
 ::
@@ -7,14 +8,14 @@
     tables = HashTableCollection(
         tables=[TableConfig(name, dim=64, optimizer=Adam(lr=1e-3)) for name in ("user", "item")],
         features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")])
-    vectors = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # feature name -> (batch, 64)
+    embeddings = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # feature name -> (batch, 64)
     loss.backward()
     tables.optimizer.step()
 """
 
 from headway.embedding.checkpoint import CheckpointError
 from headway.embedding.clipping import clip_grad_norm_
-from headway.embedding.collection import HashTableCollection, NoRoomError
+from headway.embedding.collection import HashTableCollection
 from headway.embedding.config import (
     Adagrad,
     Adam,
@@ -33,6 +34,7 @@ from headway.embedding.config import (
 )
 from headway.embedding.lookup_function import PendingBatch
 from headway.embedding.process_groups import LOCAL
+from headway.embedding.sharded_tables import NoRoomError
 
 __all__ = [
     "LOCAL",

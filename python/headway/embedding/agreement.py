@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that all ranks construct a collection with the same settings, and fails on all of them if they do not.
 
 Ranks with another order of tables, another seed or learning rate would train wrong models without an error. Each rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dummy parameter that connects a merged table to autograd and to GradScaler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of the keys of a batch. They multiply the embeddings and the gradients of bags.
 
 K keys of a batch.
@@ -24,4 +25,4 @@ def scaled_weights(weights_K: torch.Tensor | None, scale: float, unique: UniqueK
         return weights_K
     if weights_K is not None:
         return weights_K * scale
-    return torch.full(unique.numbers.shape, scale, dtype=torch.float32, device=unique.numbers.device)
+    return torch.full(unique.inverse_indices.shape, scale, dtype=torch.float32, device=unique.inverse_indices.device)

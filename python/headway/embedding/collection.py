@@ -1,13 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """``HashTableCollection``: the dynamic embedding tables of a model, as one module."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -15,34 +13,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import Keys, KeyStatus, Table, Workers
-from headway.embedding import checkpoint
+from headway._embedding import ThreadPool
 from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.anchor import Anchor, mark_of
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig, learning_rate_of
 from headway.embedding.devices import resolve_device
-from headway.embedding.features import FeatureGroup, Features, columns_of
+from headway.embedding.features import Features, MergedFeatures, columns_of
 from headway.embedding.gradient import BagGradients, Gradient
-from headway.embedding.keys import owned_by
-from headway.embedding.lookup import Lookup
-from headway.embedding.lookup_function import PendingBatch, hand_out, is_recomputation
-from headway.embedding.merging import group_of_tables, merge_tables, table_number
+from headway.embedding.lookup import BatchLookup
+from headway.embedding.lookup_function import PendingBatch, expand, is_recomputation
+from headway.embedding.merging import merge_tables, merged_table_indices, table_id_of
 from headway.embedding.optimizer import TableOptimizer, unscaled_by
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
-from headway.embedding.row_checks import expect_ids, expect_rows
 from headway.embedding.sharded_lookup import Dedup, ShardedLookup
-from headway.embedding.state_records import add_records, import_records, take_records, updates_of
-from headway.embedding.table_records import Listing, LiveRecords, TablePart
+from headway.embedding.sharded_tables import NoRoomError, ShardedTables
+from headway.embedding.state_records import import_records
+from headway.embedding.table_records import Listing
 
 #: Number of backward passes without an optimizer step after which a warning asks whether step() is called.
 _MANY_GRADIENTS = 64
 
 
-class NoRoomError(RuntimeError):
-    """Ids got no row because their table was full."""
-
-
-class HashTableCollection(nn.Module):
+class HashTableCollection(ShardedTables):
     """Dynamic embedding tables: looks up arbitrary 64-bit ids, inserts new ones, and trains their embeddings.
 
     Tables of equal configuration without limits are merged. The ranks of ``process_group`` share the ids by hash. All
@@ -118,7 +110,7 @@ class HashTableCollection(nn.Module):
     ) -> None:
         """Builds the members of this rank, without an exchange."""
         self.device = resolve_device(device)
-        self.groups = merge_tables(tables)
+        self.merged_tables = merge_tables(tables)
         self.features = features
         self.rank = 0 if self.process_group is None else self.process_group.rank()
         self.num_ranks = 1 if self.process_group is None else self.process_group.size()
@@ -132,47 +124,41 @@ class HashTableCollection(nn.Module):
         self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
         self._lookahead = lookahead
         self._strict = strict
-        self._features_of = [FeatureGroup(features, self.device) for features in self._assign_features()]
+        self._features_of = [MergedFeatures(features, self.device) for features in self._assign_features()]
         self._seed = seed
         default_threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        self._workers = Workers(default_threads if num_threads is None else num_threads)
+        self._thread_pool = ThreadPool(default_threads if num_threads is None else num_threads)
         self.tables = self._build_tables()
         self._lookup = ShardedLookup(
             self.tables,
             group=self.process_group,
             dedup=dedup,
-            workers=self._workers,
+            thread_pool=self._thread_pool,
             device=self.device,
             counts_refused=strict,
-            hides_unknown=[group.config.unknown == "zeros" for group in self.groups],
+            hides_unknown=[merged.config.unknown == "zeros" for merged in self.merged_tables],
         )
-        self._anchors = [Anchor.make(self.device) for _ in self.groups]
-        self._gradients: list[list[Gradient]] = [[] for _ in self.groups]
+        self._anchors = [Anchor.make(self.device) for _ in self.merged_tables]
+        self._gradients: list[list[Gradient]] = [[] for _ in self.merged_tables]
         #: Batches whose backward pass has not run yet. Weak: a batch whose embeddings are dropped leaves the set.
         self._without_gradients: WeakSet[PendingBatch] = WeakSet()
-        self.optimizer = TableOptimizer(self, self.groups, self._anchors)
+        self.optimizer = TableOptimizer(self, self.merged_tables, self._anchors)
         self._begin_step(self.tables, self.step)
 
-    def _build_tables(self) -> list[Table]:
-        return [
-            group.build(seed=self._seed, num_ranks=self.num_ranks, workers=self._workers, device=self.device)
-            for group in self.groups
-        ]
-
     def _assign_features(self) -> list[list[FeatureConfig]]:
-        group_of = group_of_tables(self.groups)
-        features_of: list[list[FeatureConfig]] = [[] for _ in self.groups]
+        index_of = merged_table_indices(self.merged_tables)
+        features_of: list[list[FeatureConfig]] = [[] for _ in self.merged_tables]
         names: set[str] = set()
         for feature in self.features:
             if feature.name in names:
                 raise ValueError(f"feature {feature.name} is there twice")
-            if feature.table not in group_of:
+            if feature.table not in index_of:
                 raise ValueError(f"feature {feature.name}: there is no table {feature.table}")
             names.add(feature.name)
-            features_of[group_of[feature.table]].append(feature)
-        for group, features in zip(self.groups, features_of, strict=True):
+            features_of[index_of[feature.table]].append(feature)
+        for merged, features in zip(self.merged_tables, features_of, strict=True):
             if not features:
-                raise ValueError(f"no feature uses the table {group.name}")
+                raise ValueError(f"no feature uses the table {merged.name}")
         return features_of
 
     # Lookups
@@ -191,10 +177,10 @@ class HashTableCollection(nn.Module):
                 CUDA that do not add up to the number of values are an assertion of the device.
         """
         columns = columns_of(features)
-        inputs, learned_weights = zip(*(group.join(columns) for group in self._features_of), strict=True)
+        inputs, per_sample_weights = zip(*(each.join(columns) for each in self._features_of), strict=True)
         inserts = self.training and not is_recomputation()
         lookup = self._lookup.begin([each.keys for each in inputs], inserts=inserts, evaluates=not self.training)
-        return PendingBatch(list(inputs), list(learned_weights), lookup)
+        return PendingBatch(list(inputs), list(per_sample_weights), lookup)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
@@ -220,11 +206,11 @@ class HashTableCollection(nn.Module):
         self._lookup.finish(batch.lookup)
         if torch.is_grad_enabled():
             self._without_gradients.add(batch)
-        outputs = iter(hand_out(self._lookup, batch, self._anchors, self._take_gradients))
-        batch.lookup.vectors_UD.clear()
+        outputs = iter(expand(self._lookup, batch, self._anchors, self._take_gradients))
+        batch.lookup.embeddings_UD.clear()
         if self._strict:
             _expect_room(batch.lookup)
-        by_name = {config.name: next(outputs) for group in self._features_of for config in group.configs}
+        by_name = {config.name: next(outputs) for each in self._features_of for config in each.configs}
         return {feature.name: by_name[feature.name] for feature in self.features}
 
     # Learning
@@ -244,25 +230,25 @@ class HashTableCollection(nn.Module):
                 nothing is updated then.
         """
         rates_G = []
-        for group, rate, by_name in zip(self.groups, rates, factors or [{}] * len(rates), strict=True):
-            learning_rate_of(rate, f"the learning rate of table {group.name}")
+        for merged, rate, by_name in zip(self.merged_tables, rates, factors or [{}] * len(rates), strict=True):
+            learning_rate_of(rate, f"the learning rate of table {merged.name}")
             rates_G.append(
                 {
                     each.name: learning_rate_of(
                         rate * by_name.get(each.name, 1.0), f"the learning rate of table {each.name}"
                     )
-                    for each in group.tables
+                    for each in merged.tables
                 }
             )
-        for group, gradients in zip(self.groups, self._gradients, strict=True):
-            if gradients and isinstance(group.config.optimizer, NoOptimizer):
-                raise RuntimeError(f"table {group.name} has gradients but no optimizer: give its TableConfig one")
+        for merged, gradients in zip(self.merged_tables, self._gradients, strict=True):
+            if gradients and isinstance(merged.config.optimizer, NoOptimizer):
+                raise RuntimeError(f"table {merged.name} has gradients but no optimizer: give its TableConfig one")
             for gradient in gradients:
                 gradient.expect_unchanged()
         self.step += 1
         for table, by_name, divisor, gradients in zip(self.tables, rates_G, divisors, self._gradients, strict=True):
             if gradients:
-                lr = {table_number(name): rate for name, rate in by_name.items()}
+                lr = {table_id_of(name): rate for name, rate in by_name.items()}
                 self._lookup.update(table, gradients, lr=lr, step=self.step, divisor=divisor * self._divisor)
                 gradients.clear()
         self.drop_gradients()
@@ -299,21 +285,6 @@ class HashTableCollection(nn.Module):
             gradients.clear()
             anchor.grad = None
 
-    def halve_counts(self) -> None:
-        """Halves the lookup counts of all rows. Rows that fall below ``hot_count`` go back to bfloat16."""
-        for table in self.tables:
-            table.halve_counts()
-
-    def _begin_step(self, tables: Iterable[Table], step: int) -> None:
-        """Assigns future lookups to step ``step`` + 1; rows looked up in the last ``lookahead`` steps stay."""
-        for table in tables:
-            table.begin_step(step + 1, max(step + 1 - self._lookahead, 0))
-
-    def _resume_step(self, tables: Iterable[Table], step: int) -> None:
-        """Like ``_begin_step()``, for loaded tables; it evicts and expires nothing."""
-        for table in tables:
-            table.resume_step(step + 1, max(step + 1 - self._lookahead, 0))
-
     def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
         """Sends the gradients of a backward pass to the owners, which keep them until ``optimizer.step()``."""
         bags = [
@@ -323,195 +294,19 @@ class HashTableCollection(nn.Module):
         self._without_gradients.discard(batch)
         # While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
         received, sent = self._lookup.return_gradients(batch.lookup, bags, may_wait=not self._without_gradients)
-        for number, (gradient, own) in enumerate(zip(received, sent, strict=True)):
+        for index, (gradient, own) in enumerate(zip(received, sent, strict=True)):
             if gradient is None:
                 continue
-            self._gradients[number].append(gradient)
-            self._anchors[number].add_gradient(gradient.sums_WD, gradient.keys.num_known)
+            self._gradients[index].append(gradient)
+            self._anchors[index].add_gradient(gradient.sums_WD, gradient.keys.num_known)
             if own is not None:  # A rank must see its own NaN and inf, although their owner is another rank.
-                self._anchors[number].add_gradient(partial(mark_of(own).unsqueeze, 0))
+                self._anchors[index].add_gradient(partial(mark_of(own).unsqueeze, 0))
         if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
             warnings.warn(
                 f"the gradients of {_MANY_GRADIENTS} backward passes wait for optimizer.step() of a "
                 "HashTableCollection: is it called?",
                 stacklevel=2,
             )
-
-    # Rows
-
-    def rows(self, table: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the ids of this rank's rows of a table, (K,) int64, and their embeddings, (K, dim), on the CPU.
-
-        Raises:
-            ValueError: there is no such table.
-        """
-        records = self._records_of(table).read()
-        return records.ids_K, records.vectors_KD
-
-    def insert_rows(self, table: str, ids_K: torch.Tensor, vectors_KD: torch.Tensor) -> int:
-        """Sets the embeddings of ids. An id without a row gets one, whatever ``min_count`` is.
-
-        An existing row keeps its optimizer state. Each rank takes the ids that it owns and ignores the others, so a row
-        must be passed on the rank that owns it: pass all rows on all ranks. Call it between steps.
-
-        Args:
-            table: the name of the table.
-            ids_K: (K,) int64, distinct.
-            vectors_KD: (K, dim) float32.
-        Returns:
-            the number of rows that this rank took.
-        Raises:
-            ValueError: there is no such table, shapes do not fit, or an id occurs twice; nothing is changed then.
-            NoRoomError: the table is full; the rows that fit are in it.
-        """
-        part = self._part_of(table)
-        ids_K, vectors_KD = ids_K.cpu(), vectors_KD.cpu()
-        expect_rows(table, ids_K, vectors_KD, dim=part.table.dim)
-        own = owned_by(Keys(ids_K, table=table_number(table)), part.rank, part.num_ranks)
-        keys = Keys(ids_K[own], table=table_number(table))
-        statuses_K = part.table.insert_or_assign(keys.to(self.device), vectors_KD[own].to(self.device))
-        refused = int((statuses_K == KeyStatus.NO_ROOM.value).sum())
-        if refused > 0:
-            raise NoRoomError(f"{refused} of {len(own)} ids got no row: table {table} is full")
-        return len(own)
-
-    def erase_rows(self, table: str, ids_K: torch.Tensor) -> None:
-        """Removes the rows of ids. Call it between steps.
-
-        Args:
-            table: the name of the table.
-            ids_K: (K,) int64, passed on all ranks; each removes the ids that it owns. Ids without a row are ignored.
-        Raises:
-            ValueError: there is no such table, or the ids are not (K,) int64.
-        """
-        part = self._part_of(table)
-        expect_ids(table, ids_K)
-        keys = Keys(torch.unique(ids_K.cpu()), table=table_number(table))
-        own = owned_by(keys, part.rank, part.num_ranks)
-        part.table.erase(Keys(keys.ids[own], table=table_number(table)).to(self.device))
-
-    def _part_of(self, table: str) -> TablePart:
-        for part in self._parts():
-            if table in part.names:
-                return part
-        raise ValueError(f"there is no table {table}; there are: {', '.join(group_of_tables(self.groups))}")
-
-    def _records_of(self, table: str) -> LiveRecords:
-        part = self._part_of(table)
-        return LiveRecords(Listing(part), table, part.buckets)
-
-    # Checkpoints
-
-    def save(self, folder: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """Saves all tables to ``folder``: ids, embeddings, optimizer states, counts and steps.
-
-        All ranks call it between steps. Learning rates are not saved: they are in ``optimizer.state_dict()``.
-
-        Args:
-            folder: created if it does not exist; an older checkpoint in it is replaced.
-            replace: allow a checkpoint with tables that this collection does not have to be replaced.
-        Raises:
-            CheckpointError: a rank could not write, a table changed while it was written, or the folder has the
-                checkpoint of other tables. The previous checkpoint stays valid.
-        """
-        checkpoint.save(
-            Path(folder),
-            self.groups,
-            self.tables,
-            step=self.step,
-            process_group=self.process_group,
-            replace=replace,
-        )
-
-    def load(self, folder: str | os.PathLike[str], *, strict: bool = True, embeddings_only: bool = False) -> None:
-        """Replaces all tables by those of a checkpoint that any number of ranks wrote. All ranks call it.
-
-        Args:
-            folder: folder that ``save()`` wrote.
-            strict: require the checkpoint to have exactly the tables of this collection. Otherwise tables that it lacks
-                keep their rows, and tables that this collection lacks are skipped.
-            embeddings_only: read embeddings, counts and steps, and start with new optimizer states. The checkpoint may
-                then have another optimizer.
-        Raises:
-            CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
-        """
-        tables = self._build_tables()
-        step, names = checkpoint.load(
-            Path(folder),
-            self.groups,
-            tables,
-            process_group=self.process_group,
-            strict=strict,
-            embeddings_only=embeddings_only,
-        )
-        for number, part in enumerate(self._parts()):
-            kept = [name for name in part.names if name not in names]
-            if len(kept) == len(part.names):
-                tables[number] = part.table
-            elif kept:
-                listing = Listing(part)
-                read = [(name, listing.read(name, part.buckets)) for name in kept]
-                import_records(replace(part, table=tables[number]), read)
-            if kept:
-                step = max(step, self.step)
-        self._go_on_with(tables, step=step)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        add_records(self._parts(), destination, prefix)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        parts = self._parts()
-        read = take_records(
-            parts,
-            state_dict,
-            prefix,
-            missing_keys=missing_keys,
-            unexpected_keys=unexpected_keys,
-            error_msgs=error_msgs,
-        )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        if not any(read):
-            return
-        tables = self._build_tables()
-        for number, (part, records) in enumerate(zip(parts, read, strict=True)):
-            if records:
-                import_records(replace(part, table=tables[number]), records)
-            else:
-                tables[number] = part.table
-        self._go_on_with(tables, step=max(updates_of(records) if records else self.step for records in read))
-
-    def _parts(self) -> list[TablePart]:
-        return [
-            TablePart(
-                tuple(each.name for each in group.tables),
-                table,
-                self.step,
-                self.rank,
-                self.num_ranks,
-                is_read_only=isinstance(group.config.optimizer, NoOptimizer),
-            )
-            for group, table in zip(self.groups, self.tables, strict=True)
-        ]
-
-    def _go_on_with(self, tables: Sequence[Table], *, step: int) -> None:
-        kept = [table for table in tables if table in self.tables]
-        # All or nothing: prepare new tables, which may fail, before they replace the present ones.
-        self._resume_step([table for table in tables if table not in kept], step)
-        self.tables[:], self.step = tables, step
-        self.drop_gradients()
-        self._resume_step(kept, step)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HashTableCollection:
         """Copies rows, optimizer states, counts, steps and learning rates, such as for an average of weights.
@@ -526,8 +321,10 @@ class HashTableCollection(nn.Module):
         nn.Module.__init__(made)
         memo[id(self)] = made
         made.process_group, made._arguments = self.process_group, self._arguments
-        made._make([table for group in self.groups for table in group.tables], list(self.features), *self._arguments)
-        for own, theirs in zip(self._parts(), made._parts(), strict=True):
+        made._make(
+            [table for merged in self.merged_tables for table in merged.tables], list(self.features), *self._arguments
+        )
+        for own, theirs in zip(self._shards(), made._shards(), strict=True):
             listing = Listing(own)
             import_records(theirs, [(name, listing.read(name, own.buckets)) for name in own.names])
         made.step = self.step
@@ -544,20 +341,21 @@ class HashTableCollection(nn.Module):
         """Returns sizes and counters of this rank's tables, and its traffic. Waits for the device.
 
         Returns:
-            ``tables``: for each merged table its sizes and counters; ``traffic``: keys and bytes, see ``TrafficName``.
+            a dictionary with ``tables``, sizes and counters by merged table, and ``traffic``, numbers of keys and bytes
+            by the names in ``TrafficName``.
         """
         tables = {
-            group.name: {**table.size(), **table.statistics()}
-            for group, table in zip(self.groups, self.tables, strict=True)
+            merged.name: {**table.size(), **table.statistics()}
+            for merged, table in zip(self.merged_tables, self.tables, strict=True)
         }
         return {"tables": tables, "traffic": self._lookup.traffic.totals()}
 
     def extra_repr(self) -> str:
-        tables = ", ".join(f"{group.name} (dim {group.config.dim})" for group in self.groups)
+        tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"
 
 
-def _expect_room(lookup: Lookup) -> None:
+def _expect_room(lookup: BatchLookup) -> None:
     assert lookup.refused is not None, "they were to be counted"
     refused = int(lookup.refused.sum())
     if refused > 0:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of tables and features. They are frozen and are checked when they are made."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device of a collection, and copies of host numbers to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concatenates the jagged features of a batch that are looked up in one merged table."""
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import torch
 
 from headway._embedding import FeatureJoiner, JoinedFeatures
 from headway.embedding.config import FeatureConfig
-from headway.embedding.learned_weights import LearnedWeights
-from headway.embedding.merging import table_number
+from headway.embedding.merging import table_id_of
+from headway.embedding.per_sample_weights import PerSampleWeights
 
 #: Maps feature names to (values_K, lengths_B) or (values_K, lengths_B, weights_K); or a ``KeyedJaggedTensor``.
 Features = Mapping[str, Sequence[torch.Tensor]] | Any
 
 
-class FeatureGroup:
+class MergedFeatures:
     """The features of one merged table, and their concatenation on ``device``."""
 
     def __init__(self, configs: Sequence[FeatureConfig], device: torch.device) -> None:
         self.configs = list(configs)
         self._joiner = FeatureJoiner(
             names=[config.name for config in configs],
-            tables=[table_number(config.table) for config in configs],
+            tables=[table_id_of(config.table) for config in configs],
             poolings=[config.pooling for config in configs],
             device=device,
         )
 
-    def join(self, features: Mapping[str, Any]) -> tuple[JoinedFeatures, list[LearnedWeights]]:
+    def join(self, features: Mapping[str, Any]) -> tuple[JoinedFeatures, list[PerSampleWeights]]:
         """Concatenates the features. On CUDA the number of kernels does not depend on the number of features.
 
         It does not wait for the device.
@@ -48,7 +49,7 @@ class FeatureGroup:
         joined = self._joiner.join(ids, lengths, [None if each is None else each.detach() for each in weights])
         first_keys = [0, *accumulate(len(each) for each in ids)]
         return joined, [
-            LearnedWeights(each, lengths[i].clone(), self.configs[i].pooling, feature=i, first_key=first_keys[i])
+            PerSampleWeights(each, lengths[i].clone(), self.configs[i].pooling, feature=i, first_key=first_keys[i])
             for i, each in enumerate(weights)
             if each is not None and each.requires_grad
         ]

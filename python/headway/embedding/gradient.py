@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of a lookup's rows between the backward pass and the optimizer's step, reduced as late as possible.
 
 Idea: autograd gives one gradient per bag, (B, D), but rows need one per unique key, (W, D). The reduction is postponed.
@@ -25,8 +26,8 @@ import torch
 
 from headway._embedding import Deduplicator, Keys, Table, UniqueKeys
 from headway.embedding.bag_weights import scaled_weights
-from headway.embedding.key_words import tables_of
-from headway.embedding.lookup import Part
+from headway.embedding.key_encoding import tables_of
+from headway.embedding.lookup import TableLookup
 from headway.embedding.traffic import number_of
 
 
@@ -45,7 +46,7 @@ class Gradient:
     The memory of ``bags`` must not change before. Values whose storage other tensors share are reduced at once.
 
     Args:
-        part: the lookup, which has the rows of the keys.
+        table_lookup: the lookup, which has the rows of the keys.
         keys: the keys of ``unique``. ``num_known`` is 0 if no rank has a gradient and only the device knows it.
         unique: the keys that ``bags`` refers to.
         bags: the gradients.
@@ -55,7 +56,7 @@ class Gradient:
 
     def __init__(
         self,
-        part: Part,
+        table_lookup: TableLookup,
         keys: Keys,
         unique: UniqueKeys,
         bags: BagGradients,
@@ -63,7 +64,7 @@ class Gradient:
         *,
         may_wait: bool,
     ) -> None:
-        self.part, self.keys = part, keys
+        self.table_lookup, self.keys = table_lookup, keys
         self._unique, self._deduplicator = unique, deduplicator
         self._bags: BagGradients | None = bags  #: Not reduced yet; None after the reduction.
         self._version = bags.values_BD._version
@@ -78,7 +79,7 @@ class Gradient:
         """Returns the sum of gradients of each key, (W, D). The first call reduces them."""
         if self._sums_WD is None:
             bags = self._bags_for_this_stream()
-            self._sums_WD = self._deduplicator.add_up(
+            self._sums_WD = self._deduplicator.reduce(
                 self._unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights
             )
             self._bags = None

@@ -1,18 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys, deduplication and routing: the building blocks of collections, for users who build their own."""
+
+from typing import Any
 
 import torch
 
+from headway._deprecation import warn_renamed
 from headway._embedding import (
     Deduplicator,
     Keys,
+    ThreadPool,
     UniqueKeys,
-    Workers,
     first_bucket_of,
+    from_unique,
     reorder,
     route,
-    take_as_unique,
 )
-from headway.embedding.merging import table_number
+from headway.embedding.merging import table_id_of
+
+#: Old names of this module, until the next release.
+_RENAMED = {
+    "Workers": "ThreadPool",
+    "part_of": "select_keys",
+    "table_number": "table_id_of",
+    "take_as_unique": "from_unique",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warn_renamed(name, new)
+    return globals()[new]
 
 
 def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
@@ -22,22 +42,24 @@ def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
     return order_K[begin:end].to(torch.int64)
 
 
-def part_of(keys: Keys, part: slice | torch.Tensor) -> Keys:
+def select_keys(keys: Keys, selection: slice | torch.Tensor) -> Keys:
     """Selects keys that a table listed, with their tables and counts."""
     assert keys.tables is not None, "listed keys have tables"
-    return Keys(keys.ids[part], keys.tables[part], counts=None if keys.counts is None else keys.counts[part])
+    return Keys(
+        keys.ids[selection], keys.tables[selection], counts=None if keys.counts is None else keys.counts[selection]
+    )
 
 
 __all__ = [
     "Deduplicator",
     "Keys",
+    "ThreadPool",
     "UniqueKeys",
-    "Workers",
     "first_bucket_of",
+    "from_unique",
     "owned_by",
-    "part_of",
     "reorder",
     "route",
-    "table_number",
-    "take_as_unique",
+    "select_keys",
+    "table_id_of",
 ]

@@ -1,15 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of one batch between the steps of a ``ShardedLookup``.
 
 ============================== =================================================================
 step                           fields that it sets
 ============================== =================================================================
-``begin()``                    ``unique`` of each part, ``counts`` (on their way)
+``begin()``                    ``unique`` of each table, ``counts`` (on their way)
 ``finish()``, first            ``sent_R``, ``received_R``; ``counts`` is then None
-``finish()``, after the keys   ``received``, ``found``, ``known_W`` of each part
-``finish()``, at the end       ``vectors_UD``, ``refused``
+``finish()``, after the keys   ``received``, ``found``, ``known_W`` of each table
+``finish()``, at the end       ``embeddings_UD``, ``refused``
 ============================== =================================================================
 
-``hand_out()`` and ``vectors()`` read them, and so does ``return_gradients()`` in the backward pass.
+``expand()`` and ``embeddings()`` read them, and so does ``return_gradients()`` in the backward pass.
 
 Example: this rank looks up the ids 7, 3, 7 and owns 3. ``unique`` has 3 (count 1) and 7 (count 2). If the other rank
 asks for 3 too, ``received`` has 3 once (count 2), and its row is in ``found``.
@@ -44,7 +45,7 @@ class FoundRows:
 
 
 @dataclass
-class Part:
+class TableLookup:
     """State of a lookup in one merged table."""
 
     unique: UniqueKeys  #: Unique keys of this rank's batch; with several ranks sorted by owner.
@@ -57,14 +58,14 @@ class Part:
 
 
 @dataclass
-class Lookup:
+class BatchLookup:
     """State of a lookup of one batch."""
 
-    parts: list[Part]  #: One for each merged table, in the order of the tables.
+    table_lookups: list[TableLookup]  #: One for each merged table, in the order of the tables.
     inserts: bool  #: Insert keys that have no row, and count lookups.
     evaluates: bool  #: The module was in ``eval()`` mode when the lookup began.
-    counts: SplitCounts | None = None  #: Exchange of key counts; None: one rank, or the counts are in the parts.
+    counts: SplitCounts | None = None  #: Exchange of key counts; None: one rank, or ``table_lookups`` has them.
     #: (U, D) for each merged table; empty if embeddings are read from rows directly (one rank).
-    vectors_UD: list[torch.Tensor] = field(default_factory=list)
+    embeddings_UD: list[torch.Tensor] = field(default_factory=list)
     #: (R, G) number of keys that got no row because their table was full; None if ``counts_refused`` is off.
     refused: torch.Tensor | None = None

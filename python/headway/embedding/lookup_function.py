@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The autograd function of a lookup.
 
-Its inputs are one anchor per merged table and the learned weights; its outputs are the embeddings of each feature.
+Its inputs are one anchor per merged table and the per-sample weights; its outputs are the embeddings of each feature.
 In the backward pass it gives the gradients of bags to the collection, which keeps them until the optimizer's step.
 The gradients of anchors are not returned to autograd: the collection sets them.
 
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 
 from headway._embedding import JoinedFeatures
-from headway.embedding.learned_weights import LearnedWeights
-from headway.embedding.lookup import Lookup
-from headway.embedding.rank_pieces import join_rows
+from headway.embedding.all_to_all_buffers import join_rows
+from headway.embedding.lookup import BatchLookup
+from headway.embedding.per_sample_weights import PerSampleWeights
 from headway.embedding.sharded_lookup import ShardedLookup
 
 
@@ -27,8 +28,8 @@ class PendingBatch:
     """A batch whose lookup has begun. Pass it to ``HashTableCollection`` instead of the features."""
 
     inputs: list[JoinedFeatures]  #: The concatenated features of each merged table.
-    learned_weights: list[list[LearnedWeights]]  #: Weights that require a gradient, for each merged table.
-    lookup: Lookup
+    per_sample_weights: list[list[PerSampleWeights]]  #: Weights that require a gradient, for each merged table.
+    lookup: BatchLookup
 
 
 def is_recomputation() -> bool:
@@ -40,7 +41,7 @@ def is_recomputation() -> bool:
 TakeGradients = Callable[[PendingBatch, Sequence[torch.Tensor | None]], None]
 
 
-def hand_out(
+def expand(
     sharded: ShardedLookup, batch: PendingBatch, anchors: Sequence[torch.Tensor], take_gradients: TakeGradients
 ) -> Sequence[torch.Tensor]:
     """Expands a finished lookup to the embeddings of all features.
@@ -53,14 +54,16 @@ def hand_out(
     Returns:
         the embeddings of each feature, merged table by merged table.
     """
-    learned = [each.weights_K for group in batch.learned_weights for each in group] if torch.is_grad_enabled() else []
-    outputs: Sequence[torch.Tensor] = _HandOut.apply(  # type: ignore[no-untyped-call]
-        sharded, batch, take_gradients, len(learned), *anchors, *learned
+    weights = (
+        [each.weights_K for group in batch.per_sample_weights for each in group] if torch.is_grad_enabled() else []
+    )
+    outputs: Sequence[torch.Tensor] = _Expand.apply(  # type: ignore[no-untyped-call]
+        sharded, batch, take_gradients, len(weights), *anchors, *weights
     )
     return outputs
 
 
-class _HandOut(torch.autograd.Function):
+class _Expand(torch.autograd.Function):
     """Expands embeddings to bags; its backward pass passes the gradients of bags to ``take_gradients``."""
 
     @staticmethod
@@ -69,20 +72,24 @@ class _HandOut(torch.autograd.Function):
         sharded: ShardedLookup,
         batch: PendingBatch,
         take_gradients: TakeGradients,
-        num_learned: int,
+        num_weights: int,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.batch, ctx.take_gradients, ctx.num_learned = batch, take_gradients, num_learned
+        ctx.batch, ctx.take_gradients, ctx.num_weights = batch, take_gradients, num_weights
         ctx.dims = [table.dim for table in sharded.tables]
         ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
-        if num_learned > 0:  # Save embeddings: an optimizer step may change the rows before the backward pass.
+        if num_weights > 0:  # Save embeddings: an optimizer step may change the rows before the backward pass.
             ctx.save_for_backward(
-                *(sharded.vectors(batch.lookup, number) for number, each in enumerate(batch.learned_weights) if each)
+                *(
+                    sharded.embeddings(batch.lookup, index)
+                    for index, each in enumerate(batch.per_sample_weights)
+                    if each
+                )
             )
         return tuple(
-            vectors
-            for number, each in enumerate(batch.inputs)
-            for vectors in sharded.hand_out(batch.lookup, number, each.offsets, each.weights).split_with_sizes(
+            embeddings
+            for index, each in enumerate(batch.inputs)
+            for embeddings in sharded.expand(batch.lookup, index, each.offsets, each.weights).split_with_sizes(
                 each.num_bags
             )
         )
@@ -99,27 +106,31 @@ class _HandOut(torch.autograd.Function):
                 for by_feature, each, dim in zip(by_feature_G, batch.inputs, ctx.dims, strict=True)
             ],
         )
-        of_weights = _gradients_of_weights(batch, ctx.saved_tensors, by_feature_G) if ctx.num_learned > 0 else []
+        of_weights = _gradients_of_weights(batch, ctx.saved_tensors, by_feature_G) if ctx.num_weights > 0 else []
         return (*(None,) * (4 + len(batch.inputs)), *of_weights)
 
 
 def _gradients_of_weights(
     batch: PendingBatch,
-    vectors: Sequence[torch.Tensor],
+    embeddings: Sequence[torch.Tensor],
     by_feature_G: Sequence[Sequence[torch.Tensor | None]],
 ) -> list[torch.Tensor | None]:
-    """Returns the gradients of all learned weights.
+    """Returns the gradients of all per-sample weights.
 
     Args:
         batch: the batch.
-        vectors: (U, D) embeddings of each merged table that has learned weights.
+        embeddings: (U, D) embeddings of each merged table that has per-sample weights.
         by_feature_G: gradients of the features' embeddings, for each merged table.
     """
-    rest, result = iter(vectors), []
-    for learned, part, by_feature in zip(batch.learned_weights, batch.lookup.parts, by_feature_G, strict=True):
-        vectors_UD = next(rest) if learned else None
-        for each in learned:
-            assert vectors_UD is not None
+    rest, result = iter(embeddings), []
+    for weights, table_lookup, by_feature in zip(
+        batch.per_sample_weights, batch.lookup.table_lookups, by_feature_G, strict=True
+    ):
+        embeddings_UD = next(rest) if weights else None
+        for each in weights:
+            assert embeddings_UD is not None
             gradients_BD = by_feature[each.feature]
-            result.append(None if gradients_BD is None else each.gradient(part.unique, vectors_UD, gradients_BD))
+            result.append(
+                None if gradients_BD is None else each.gradient(table_lookup.unique, embeddings_UD, gradients_BD)
+            )
     return result

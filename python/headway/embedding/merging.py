@@ -1,17 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merging of tables: tables of equal configuration share one hash table, one lookup and one exchange.
 
 Idea: each hash table costs kernel launches and exchanges in every batch, however few ids it sees. Tables that differ
-in their name alone are therefore merged. A key is the pair (table number, id). The table number is the CRC-32 of the
+in their name alone are therefore merged. A key is the pair (table id, id). The table id is the CRC-32 of the
 table's name.
 
 Example: "user" and "item" (both dim 64, Adam with lr 1e-3) become the merged table "user+item". Id 7 has two keys
 there, (crc32("user"), 7) and (crc32("item"), 7), and so two rows. "city" (dim 32) stays alone, as does a table with
 ``max_rows`` or ``max_pending``.
 
-Invariants: a table number depends on the name only, so it is the same in every collection, rank and checkpoint.
-Two tables of a collection never have the same number: merge_tables() raises. Ids keep all 64 bits.
+Invariants: a table id depends on the name only, so it is the same in every collection, rank and checkpoint.
+Two tables of a collection never have the same id: merge_tables() raises. Ids keep all 64 bits.
 Complexity: linear in the number of tables; 4 bytes more for each key.
-Source: MTGRBoost, section 4.2. Its equation 8 puts a table index into the high bits of the id; here the table number is
+Source: MTGRBoost, section 4.2. Its equation 8 puts a table index into the high bits of the id; here the table id is
 a word of its own, so an id may have any value.
 """
 
@@ -31,14 +32,14 @@ from headway.embedding.config import TableConfig
 MOST_PENDING = 1 << 22
 
 
-def table_number(name: str) -> int:
-    """Returns the table number in keys. It depends on the name alone, so other tables may be added or removed."""
+def table_id_of(name: str) -> int:
+    """Returns the id of a table in keys. It depends on the name alone, so other tables may be added or removed."""
     return zlib.crc32(name.encode())
 
 
-def table_numbers(names: Iterable[str]) -> torch.Tensor:
-    """Returns the table numbers of N names with the bits that keys have, (N,) int32."""
-    return torch.tensor([table_number(name) for name in names], dtype=torch.int64).to(torch.int32)
+def table_ids_of(names: Iterable[str]) -> torch.Tensor:
+    """Returns the table ids of N names with the bits that keys have, (N,) int32."""
+    return torch.tensor([table_id_of(name) for name in names], dtype=torch.int64).to(torch.int32)
 
 
 def merge_key(table: TableConfig) -> TableConfig:
@@ -68,14 +69,14 @@ class MergedTable:
         return "+".join(table.name for table in self.tables)
 
     def build(
-        self, *, seed: int, num_ranks: int, workers: _embedding.Workers, device: torch.device | None = None
+        self, *, seed: int, num_ranks: int, thread_pool: _embedding.ThreadPool, device: torch.device | None = None
     ) -> _embedding.Table:
         """Makes the empty part of one of ``num_ranks`` ranks.
 
         Args:
             seed: seed of initial embeddings.
             num_ranks: ranks that share the table.
-            workers: threads of a table on the CPU.
+            thread_pool: threads of a table on the CPU.
             device: device of the table; None: the CPU.
         Raises:
             ValueError: a limit is out of range for one rank.
@@ -100,7 +101,7 @@ class MergedTable:
                 min_count=config.min_count,
                 max_pending=MOST_PENDING if config.max_pending is None else _share(config.max_pending, num_ranks),
                 hot_count=config.hot_count,
-                workers=workers,
+                thread_pool=thread_pool,
                 device=device,
             )
         except ValueError as error:
@@ -113,20 +114,20 @@ def _share(limit: int | None, num_ranks: int) -> int | None:
 
 
 def merge_tables(tables: Iterable[TableConfig]) -> list[MergedTable]:
-    """Groups equal tables. Groups are in the order of their first tables.
+    """Merges equal tables. Merged tables are in the order of their first tables.
 
     Raises:
-        ValueError: two tables have the same name, or names with the same table number.
+        ValueError: two tables have the same name, or names with the same table id.
     """
-    groups: dict[TableConfig, list[TableConfig]] = {}
-    by_number: dict[int, str] = {}
+    merged: dict[TableConfig, list[TableConfig]] = {}
+    by_id: dict[int, str] = {}
     for table in tables:
-        number = table_number(table.name)
-        if number in by_number:
-            raise ValueError(f"tables {by_number[number]} and {table.name} have the same number in keys: rename one")
-        by_number[number] = table.name
-        groups.setdefault(merge_key(table), []).append(table)
-    return [MergedTable(tuple(group)) for group in groups.values()]
+        table_id = table_id_of(table.name)
+        if table_id in by_id:
+            raise ValueError(f"tables {by_id[table_id]} and {table.name} have the same table id: rename one")
+        by_id[table_id] = table.name
+        merged.setdefault(merge_key(table), []).append(table)
+    return [MergedTable(tuple(each)) for each in merged.values()]
 
 
 def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
@@ -144,6 +145,6 @@ def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
         )
 
 
-def group_of_tables(groups: Iterable[MergedTable]) -> Mapping[str, int]:
+def merged_table_indices(merged_tables: Iterable[MergedTable]) -> Mapping[str, int]:
     """Maps the name of each table to the index of its merged table."""
-    return {table.name: number for number, group in enumerate(groups) for table in group.tables}
+    return {table.name: index for index, merged in enumerate(merged_tables) for table in merged.tables}

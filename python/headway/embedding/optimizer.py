@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer of a collection's tables, with the interface of ``torch.optim`` for schedulers and GradScaler."""
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ class TableOptimizer(torch.optim.Optimizer):
     #: GradScaler then leaves scaling to step(), and during it sets ``grad_scale`` and ``found_inf`` here.
     _step_supports_amp_scaling = True
 
-    def __init__(self, tables: LearningTables, groups: Sequence[MergedTable], anchors: Sequence[Anchor]) -> None:
+    def __init__(self, tables: LearningTables, merged_tables: Sequence[MergedTable], anchors: Sequence[Anchor]) -> None:
         self._tables_ref = weakref.ref(tables)  # The tables own this optimizer: a strong reference would be a cycle.
         super().__init__(
             [
                 {
                     "params": [anchor],
-                    "lr": group.config.optimizer.lr,
+                    "lr": merged.config.optimizer.lr,
                     "lr_factors": {},
-                    "name": group.name,
-                    "tables": [each.name for each in group.tables],
+                    "name": merged.name,
+                    "tables": [each.name for each in merged.tables],
                 }
-                for group, anchor in zip(groups, anchors, strict=True)
+                for merged, anchor in zip(merged_tables, anchors, strict=True)
             ],
             {},
         )
@@ -124,13 +125,13 @@ class TableOptimizer(torch.optim.Optimizer):
             ours = ", ".join(name for group in self.param_groups for name in group["tables"])
             raise ValueError(f"the state is of the tables {', '.join(saved)}, and none of these is here: {ours}")
         groups = []
-        for number, own in enumerate(self.param_groups):
+        for index, own in enumerate(self.param_groups):
             values = _common_values({name: saved[name] for name in own["tables"] if name in saved})
             factors = {
                 name: saved[name].get("lr_factors", {}).get(name, 1.0) for name in own["tables"] if name in saved
             }
             values["lr_factors"] = {**own["lr_factors"], **factors}
-            groups.append({**own, **values, "name": own["name"], "tables": own["tables"], "params": [number]})
+            groups.append({**own, **values, "name": own["name"], "tables": own["tables"], "params": [index]})
         super().load_state_dict({"state": {}, "param_groups": groups})
 
     def _tables(self) -> LearningTables:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group of a collection: by default the world group."""
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 
 class Local(enum.Enum):
-    """The type of ``LOCAL``."""
+    """The type of ``LOCAL``, the ``process_group`` of a rank that has all ids itself and exchanges nothing."""
 
     LOCAL = "local"
 

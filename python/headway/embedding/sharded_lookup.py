@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row-wise sharded lookup with two-stage deduplication: before the exchange, and again at the owner.
 
 Idea: the hash of a key decides which rank owns it. A rank sends each distinct key of its batch to the owner once, with
@@ -31,12 +32,12 @@ import torch
 import torch.distributed as dist
 
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, Workers
+from headway._embedding import Deduplicator, Keys, Table, ThreadPool, UniqueKeys
+from headway.embedding.all_to_all_buffers import all_to_all_arguments, by_table
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
-from headway.embedding.key_words import keys_of, messages_of, tables_of
-from headway.embedding.lookup import FoundRows, Lookup, Part
-from headway.embedding.rank_pieces import all_to_all_arguments, by_group
+from headway.embedding.key_encoding import keys_of, messages_of, tables_of
+from headway.embedding.lookup import BatchLookup, FoundRows, TableLookup
 from headway.embedding.split_counts import SplitCounts
 from headway.embedding.traffic import TrafficCounts, TrafficName, number_of
 
@@ -47,11 +48,11 @@ class ShardedLookup:
     """Looks keys up in tables that ranks share, and returns gradients to the owners of the keys.
 
     Args:
-        tables: this rank's part of each merged table, in the same order on all ranks. The list belongs to the caller,
+        tables: this rank's shard of each merged table, in the same order on all ranks. The list belongs to the caller,
             who may replace its elements.
         group: the ranks that share the keys; None: this rank has all keys.
         dedup: the stages at which duplicates are removed.
-        workers: threads of the deduplication on the CPU.
+        thread_pool: threads of the deduplication on the CPU.
         device: device of the tables and of all tensors.
         counts_refused: count the keys that get no row because their table is full.
         hides_unknown: for each merged table: do keys without a row give zeros with ``eval()``?
@@ -63,7 +64,7 @@ class ShardedLookup:
         *,
         group: dist.ProcessGroup | None,
         dedup: Dedup,
-        workers: Workers,
+        thread_pool: ThreadPool,
         device: torch.device,
         counts_refused: bool,
         hides_unknown: Sequence[bool],
@@ -79,14 +80,14 @@ class ShardedLookup:
         self._device = device
         self._counts_refused = counts_refused
         self._hides_unknown = hides_unknown
-        self._deduplicator = Deduplicator(workers, device)
+        self._deduplicator = Deduplicator(thread_pool, device)
         self._stream: torch.cuda.Stream | None = None  #: Copies key counts to the host; None: CPU or one rank.
         if device.type == "cuda" and self._num_ranks > 1:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     # Forward
 
-    def begin(self, keys_G: Sequence[Keys], *, inserts: bool, evaluates: bool) -> Lookup:
+    def begin(self, keys_G: Sequence[Keys], *, inserts: bool, evaluates: bool) -> BatchLookup:
         """Starts a lookup: deduplicates, sorts keys by owner, and starts the exchange of key counts. Does not wait.
 
         Args:
@@ -95,60 +96,62 @@ class ShardedLookup:
             evaluates: the module is in ``eval()`` mode.
         """
         assert len(keys_G) == len(self.tables), "keys of each table"
-        parts, counts_GR = [], []
+        table_lookups, counts_GR = [], []
         for keys in keys_G:
-            part = Part(self._unique(keys, stages=("first", "both")))
+            table_lookup = TableLookup(self._unique(keys, stages=("first", "both")))
             if self._num_ranks > 1:
-                part.unique, counts_R = self._deduplicator.sort_by_owner(part.unique, self._num_ranks)
+                table_lookup.unique, counts_R = self._deduplicator.sort_by_owner(table_lookup.unique, self._num_ranks)
                 counts_GR.append(counts_R)
-            parts.append(part)
+            table_lookups.append(table_lookup)
             self.traffic.add("keys", len(keys))
-            self.traffic.add("keys_routed", number_of(part.unique.keys))
+            self.traffic.add("keys_routed", number_of(table_lookup.unique.keys))
         counts = SplitCounts(counts_GR, self._group, self._stream) if self._num_ranks > 1 else None
-        return Lookup(parts, inserts, evaluates, counts)
+        return BatchLookup(table_lookups, inserts, evaluates, counts)
 
-    def finish(self, lookup: Lookup) -> None:
+    def finish(self, lookup: BatchLookup) -> None:
         """Finishes a lookup: exchanges keys, looks them up at their owners, and returns the embeddings.
 
-        Sets ``lookup.vectors_UD``, except where embeddings can be read from the rows directly. All ranks call it.
+        Sets ``lookup.embeddings_UD``, except where embeddings can be read from the rows directly. All ranks call it.
         """
         self._take_counts(lookup)
-        vectors_V, refused_G = [], []
-        for part, table, keys, hides_unknown in zip(
-            lookup.parts, self.tables, self._exchange_keys(lookup), self._hides_unknown, strict=True
+        embeddings_V, refused_G = [], []
+        for table_lookup, table, keys, hides_unknown in zip(
+            lookup.table_lookups, self.tables, self._exchange_keys(lookup), self._hides_unknown, strict=True
         ):
-            part.received = self._unique_of_owner(part, keys)
-            owned = part.received.keys
+            table_lookup.received = self._unique_of_owner(table_lookup, keys)
+            owned = table_lookup.received.keys
             rows_W, statuses_W = table.find_or_insert(owned) if lookup.inserts else table.find(owned)
-            part.found = FoundRows(table, rows_W, table.generation)
-            part.known_W = rows_W != 0 if lookup.evaluates and hides_unknown else None
-            if not self._are_in_rows(part):
-                vectors_V.append(table.gather_bags(part.received, rows_W, weights=_weights_of_known(part)))
+            table_lookup.found = FoundRows(table, rows_W, table.generation)
+            table_lookup.known_W = rows_W != 0 if lookup.evaluates and hides_unknown else None
+            if not self._are_in_rows(table_lookup):
+                embeddings_V.append(
+                    table.gather_bags(table_lookup.received, rows_W, weights=_weights_of_known(table_lookup))
+                )
             if self._counts_refused:
                 refused_G.append((statuses_W == _embedding.KeyStatus.NO_ROOM.value).sum())
             self.traffic.add("keys_received", number_of(keys))
             self.traffic.add("keys_found", number_of(owned))
         refused = torch.stack(refused_G).to(torch.float32) if self._counts_refused else None
-        lookup.vectors_UD, lookup.refused = self._return_values(lookup, vectors_V, refused)
+        lookup.embeddings_UD, lookup.refused = self._return_values(lookup, embeddings_V, refused)
 
-    def _take_counts(self, lookup: Lookup) -> None:
+    def _take_counts(self, lookup: BatchLookup) -> None:
         """Waits for the key counts if there are other ranks. The host knows U afterwards."""
         if lookup.counts is None:
             return
         sent_GR, received_GR = lookup.counts.wait()
-        for part, sent_R, received_R in zip(lookup.parts, sent_GR, received_GR, strict=True):
-            part.sent_R, part.received_R = sent_R, received_R
-            part.unique = part.unique.narrow(sum(sent_R))
+        for table_lookup, sent_R, received_R in zip(lookup.table_lookups, sent_GR, received_GR, strict=True):
+            table_lookup.sent_R, table_lookup.received_R = sent_R, received_R
+            table_lookup.unique = table_lookup.unique.narrow(sum(sent_R))
         lookup.counts = None
 
-    def hand_out(
-        self, lookup: Lookup, number: int, offsets: torch.Tensor | None, weights: torch.Tensor | None
+    def expand(
+        self, lookup: BatchLookup, index: int, offsets: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """Expands the embeddings of merged table ``number`` to bags.
+        """Expands the embeddings of merged table ``index`` to bags.
 
         Args:
             lookup: a finished lookup.
-            number: index of the merged table.
+            index: that of the merged table.
             offsets: (B + 1,) int64, bounds of the bags among the keys; None: each key is a bag.
             weights: (K,) weights of the keys; None: all 1.
         Returns:
@@ -156,40 +159,42 @@ class ShardedLookup:
         Raises:
             RuntimeError: embeddings are read from rows, and rows were removed or moved since ``finish()``.
         """
-        part = lookup.parts[number]
-        if self._are_in_rows(part):
-            rows_W = self._rows_to_read(part, number)
-            return self.tables[number].gather_bags(
-                part.unique, rows_W, offsets=offsets, weights=_weights_of_known(part, weights)
+        table_lookup = lookup.table_lookups[index]
+        if self._are_in_rows(table_lookup):
+            rows_W = self._rows_to_read(table_lookup, index)
+            return self.tables[index].gather_bags(
+                table_lookup.unique, rows_W, offsets=offsets, weights=_weights_of_known(table_lookup, weights)
             )
-        return self._deduplicator.hand_out(part.unique, lookup.vectors_UD[number], offsets=offsets, weights=weights)
+        return self._deduplicator.expand(
+            table_lookup.unique, lookup.embeddings_UD[index], offsets=offsets, weights=weights
+        )
 
-    def vectors(self, lookup: Lookup, number: int) -> torch.Tensor:
-        """Returns the embeddings of the unique keys of merged table ``number``, (U, D).
+    def embeddings(self, lookup: BatchLookup, index: int) -> torch.Tensor:
+        """Returns the embeddings of the unique keys of merged table ``index``, (U, D).
 
         Raises:
-            RuntimeError: as ``hand_out()``.
+            RuntimeError: as ``expand()``.
         """
-        part = lookup.parts[number]
-        if self._are_in_rows(part):
-            vectors_UD = self.tables[number].gather(part.unique.keys, self._rows_to_read(part, number))
-            return vectors_UD if part.known_W is None else vectors_UD * part.known_W.unsqueeze(1)
-        return lookup.vectors_UD[number]
+        table_lookup = lookup.table_lookups[index]
+        if self._are_in_rows(table_lookup):
+            embeddings_UD = self.tables[index].gather(table_lookup.unique.keys, self._rows_to_read(table_lookup, index))
+            return embeddings_UD if table_lookup.known_W is None else embeddings_UD * table_lookup.known_W.unsqueeze(1)
+        return lookup.embeddings_UD[index]
 
-    def _rows_to_read(self, part: Part, number: int) -> torch.Tensor:
-        assert part.found is not None, "finish() has found rows"
-        if not part.found.are_of(self.tables[number]):
-            raise RuntimeError("rows of a table were given up, moved or replaced between a lookup and its vectors")
-        return part.found.rows_W
+    def _rows_to_read(self, table_lookup: TableLookup, index: int) -> torch.Tensor:
+        assert table_lookup.found is not None, "finish() has found rows"
+        if not table_lookup.found.are_of(self.tables[index]):
+            raise RuntimeError("rows of a table were given up, moved or replaced between a lookup and its embeddings")
+        return table_lookup.found.rows_W
 
-    def _are_in_rows(self, part: Part) -> bool:
+    def _are_in_rows(self, table_lookup: TableLookup) -> bool:
         """Can embeddings be read from rows directly? True with one rank, if the first stage found all duplicates."""
-        return part.received is part.unique and self._num_ranks == 1
+        return table_lookup.received is table_lookup.unique and self._num_ranks == 1
 
     # Backward
 
     def return_gradients(
-        self, lookup: Lookup, bags_G: Sequence[BagGradients | None], *, may_wait: bool
+        self, lookup: BatchLookup, bags_G: Sequence[BagGradients | None], *, may_wait: bool
     ) -> tuple[list[Gradient | None], list[torch.Tensor | None]]:
         """Sends gradients to the owners of the keys. All ranks call it, even without gradients.
 
@@ -204,10 +209,17 @@ class ShardedLookup:
             reduced gradients that this rank sent, (U, D) (None: there are none, or there is one rank).
         """
         result: list[Gradient | None] = []
-        if all(self._are_in_rows(part) for part in lookup.parts):
-            for part, bags in zip(lookup.parts, bags_G, strict=True):
+        if all(self._are_in_rows(table_lookup) for table_lookup in lookup.table_lookups):
+            for table_lookup, bags in zip(lookup.table_lookups, bags_G, strict=True):
                 result.append(
-                    Gradient(part, part.unique.keys, part.unique, bags, self._deduplicator, may_wait=may_wait)
+                    Gradient(
+                        table_lookup,
+                        table_lookup.unique.keys,
+                        table_lookup.unique,
+                        bags,
+                        self._deduplicator,
+                        may_wait=may_wait,
+                    )
                     if bags
                     else None
                 )
@@ -215,22 +227,26 @@ class ShardedLookup:
         sums_UD = [
             None
             if bags is None
-            else self._deduplicator.add_up(part.unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights)
-            for part, bags in zip(lookup.parts, bags_G, strict=True)
+            else self._deduplicator.reduce(
+                table_lookup.unique, bags.values_BD, offsets=bags.offsets, weights=bags.weights
+            )
+            for table_lookup, bags in zip(lookup.table_lookups, bags_G, strict=True)
         ]
         received, are_any = self._send_gradients(lookup, sums_UD)
-        for part, values_VD, is_any in zip(lookup.parts, received, are_any, strict=True):
-            assert part.received is not None, "gradients come after vectors"
+        for table_lookup, values_VD, is_any in zip(lookup.table_lookups, received, are_any, strict=True):
+            assert table_lookup.received is not None, "gradients come after embeddings"
             if values_VD is None or is_any is False:
                 result.append(None)
                 continue
-            keys = part.received.keys if is_any is True else _known_if(is_any, part.received.keys)
+            keys = table_lookup.received.keys if is_any is True else _known_if(is_any, table_lookup.received.keys)
             bags = BagGradients(values_VD)
-            result.append(Gradient(part, keys, part.received, bags, self._deduplicator, may_wait=may_wait))
+            result.append(
+                Gradient(table_lookup, keys, table_lookup.received, bags, self._deduplicator, may_wait=may_wait)
+            )
         return result, sums_UD if self._num_ranks > 1 else [None] * len(result)
 
     def _send_gradients(
-        self, lookup: Lookup, gradients_UD: Sequence[torch.Tensor | None]
+        self, lookup: BatchLookup, gradients_UD: Sequence[torch.Tensor | None]
     ) -> tuple[Sequence[torch.Tensor | None], Sequence[bool | torch.Tensor]]:
         """Exchanges reduced gradients. A rank without a gradient sends zeros.
 
@@ -241,8 +257,8 @@ class ShardedLookup:
         if self._num_ranks == 1:
             return gradients_UD, [gradients is not None for gradients in gradients_UD]
         values = [
-            torch.zeros(len(part.unique), table.dim, device=self._device) if gradients is None else gradients
-            for part, table, gradients in zip(lookup.parts, self.tables, gradients_UD, strict=True)
+            torch.zeros(len(table_lookup.unique), table.dim, device=self._device) if gradients is None else gradients
+            for table_lookup, table, gradients in zip(lookup.table_lookups, self.tables, gradients_UD, strict=True)
         ]
         is_there = tensor_on(self._device, [gradients is not None for gradients in gradients_UD], torch.float32)
         received, is_there_RG = self._send_values(lookup, values, is_there, kind="gradient_bytes")
@@ -256,14 +272,14 @@ class ShardedLookup:
         """Applies one optimizer step with the gradients of one or more lookups of ``table``.
 
         Args:
-            table: this rank's part of a merged table.
+            table: this rank's shard of a merged table.
             gradients: gradients of its lookups since the last step, at least one.
-            lr: learning rate by table number.
+            lr: learning rate by table id.
             step: number of the step, from 1.
             divisor: divides the gradients.
         """
-        keys, found = gradients[0].keys, gradients[0].part.found
-        assert found is not None, "gradients come after vectors"
+        keys, found = gradients[0].keys, gradients[0].table_lookup.found
+        assert found is not None, "gradients come after embeddings"
         rows_W = found.rows_W
         is_repeated = len(gradients) > 1 or self._has_duplicates()
         if is_repeated:
@@ -295,7 +311,7 @@ class ShardedLookup:
         """Reduces the gradients of several lookups of one table, so that each key occurs once."""
         keys, values = join_gradients(gradients)
         unique = self._deduplicator.deduplicate(keys)
-        return unique.keys, self._deduplicator.add_up(unique, values)
+        return unique.keys, self._deduplicator.reduce(unique, values)
 
     def _has_duplicates(self) -> bool:
         """May a key of one batch occur twice at its owner after deduplication?"""
@@ -304,24 +320,24 @@ class ShardedLookup:
     # Exchanges
 
     def _unique(self, keys: Keys, *, stages: tuple[Dedup, Dedup]) -> UniqueKeys:
-        return self._deduplicator.deduplicate(keys) if self._dedup in stages else _embedding.take_as_unique(keys)
+        return self._deduplicator.deduplicate(keys) if self._dedup in stages else _embedding.from_unique(keys)
 
-    def _unique_of_owner(self, part: Part, keys: Keys) -> UniqueKeys:
+    def _unique_of_owner(self, table_lookup: TableLookup, keys: Keys) -> UniqueKeys:
         if self._num_ranks == 1 and self._dedup in ("first", "both"):
-            return part.unique  # No other rank could send the same keys again.
+            return table_lookup.unique  # No other rank could send the same keys again.
         return self._unique(keys, stages=("second", "both"))
 
-    def _exchange_keys(self, lookup: Lookup) -> list[Keys]:
+    def _exchange_keys(self, lookup: BatchLookup) -> list[Keys]:
         """Sends unique keys to their owners. Returns the received keys of each merged table, rank by rank."""
         if self._num_ranks == 1:
-            return [part.unique.keys for part in lookup.parts]
-        messages = [messages_of(part.unique.keys) for part in lookup.parts]
+            return [table_lookup.unique.keys for table_lookup in lookup.table_lookups]
+        messages = [messages_of(table_lookup.unique.keys) for table_lookup in lookup.table_lookups]
         received, _ = self._send_values(lookup, messages, kind="id_bytes")
         return [keys_of(messages) for messages in received]
 
     def _send_values(
         self,
-        lookup: Lookup,
+        lookup: BatchLookup,
         values_U: Sequence[torch.Tensor],
         notes: torch.Tensor | None = None,
         *,
@@ -341,7 +357,7 @@ class ShardedLookup:
         return self._exchange_values(values_U, sent_GR, received_GR, notes, kind=kind)
 
     def _return_values(
-        self, lookup: Lookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor | None
+        self, lookup: BatchLookup, values_V: Sequence[torch.Tensor], notes: torch.Tensor | None
     ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Sends rows of received keys back to the ranks that asked for them. The reverse of ``_send_values()``."""
         if self._num_ranks == 1:
@@ -381,13 +397,15 @@ class ShardedLookup:
         widths = [values.size(1) for values in values_G]
         arguments = all_to_all_arguments(values_G, sent_GR, received_GR, widths)
         dist.all_to_all_single(*arguments, group=self._group)
-        received = by_group(arguments[0], received_GR, widths)
+        received = by_table(arguments[0], received_GR, widths)
         notes_RN = None if notes is None else received.pop()
         return received, notes_RN
 
 
-def _counts_of(lookup: Lookup) -> tuple[list[list[int]], list[list[int]]]:
-    return [part.sent_R for part in lookup.parts], [part.received_R for part in lookup.parts]
+def _counts_of(lookup: BatchLookup) -> tuple[list[list[int]], list[list[int]]]:
+    return [table_lookup.sent_R for table_lookup in lookup.table_lookups], [
+        table_lookup.received_R for table_lookup in lookup.table_lookups
+    ]
 
 
 def _update_by_rate(
@@ -401,20 +419,20 @@ def _update_by_rate(
     is_known_W = torch.ones(len(keys), dtype=torch.bool, device=rows_W.device)
     if keys.num_known is not None:
         is_known_W = torch.arange(len(keys), device=rows_W.device) < keys.num_known
-    for number, rate in lr.items():
-        is_of_table_W = tables_W == torch.tensor(number, dtype=torch.int64).to(torch.int32).item()
+    for table_id, rate in lr.items():
+        is_of_table_W = tables_W == torch.tensor(table_id, dtype=torch.int64).to(torch.int32).item()
         chosen = (is_of_table_W & is_known_W).nonzero().view(-1)
         if len(chosen) > 0:
             some = Keys(keys.ids[chosen], tables_W[chosen], are_unique=True)
             table.update(some, rows_W[chosen], values_WD[chosen], lr=rate, step=step)
 
 
-def _weights_of_known(part: Part, weights_V: torch.Tensor | None = None) -> torch.Tensor | None:
+def _weights_of_known(table_lookup: TableLookup, weights_V: torch.Tensor | None = None) -> torch.Tensor | None:
     """Sets the weights of keys without a row to 0 if such keys must give zeros; (V,), None: all 1."""
-    if part.known_W is None:
+    if table_lookup.known_W is None:
         return weights_V
-    assert part.received is not None, "finish() has found rows"
-    known_V = part.known_W[part.received.numbers.long()].to(torch.float32)
+    assert table_lookup.received is not None, "finish() has found rows"
+    known_V = table_lookup.known_W[table_lookup.received.inverse_indices.long()].to(torch.float32)
     return known_V if weights_V is None else weights_V * known_V
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchange of key counts, from which the sizes of all later exchanges of a batch follow.
 
 G merged tables, R ranks.

@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of tables in a ``state_dict()``: N ranks save, M ranks load.
 
 Idea: a table has one entry, ``TableRecords``, sharded by virtual buckets: each rank holds the buckets that it owns. On
 loading, a rank keeps the records of its own buckets from whatever it has read.
 
-Example: the entry of table "item" is ``<prefix>item.records``. A small table that 2 ranks saved has two pieces, and
+Example: the entry of table "item" is ``<prefix>item.records``. A small table that 2 ranks saved has two fragments, and
 both overlap the range of the second of 3 ranks. That rank reads both, and imports only the keys that it owns.
 
 Invariants: records state their buckets and the step count of their table, so a state that lacks buckets, or mixes two
@@ -21,8 +22,8 @@ from typing import Any
 from headway import _embedding
 from headway._embedding import Keys, KeyStatus, Table
 from headway.embedding.keys import owned_by
-from headway.embedding.merging import keep_within_limit, table_number
-from headway.embedding.table_records import Listing, LiveRecords, Records, TablePart
+from headway.embedding.merging import keep_within_limit, table_id_of
+from headway.embedding.table_records import Listing, LiveRecords, Records, TableShard
 from headway.embedding.table_state import TableRecords
 
 RECORDS = "records"
@@ -31,14 +32,14 @@ RECORDS = "records"
 ReadRecords = list[tuple[str, Records]]
 
 
-def add_records(parts: Iterable[TablePart], state: MutableMapping[str, Any], prefix: str) -> None:
+def add_records(shards: Iterable[TableShard], state: MutableMapping[str, Any], prefix: str) -> None:
     """Adds the records of all tables to a state, under ``<prefix><table>.records``."""
-    for part in parts:
-        state.update((f"{prefix}{table}.{RECORDS}", records) for table, records in _named_records(part))
+    for shard in shards:
+        state.update((f"{prefix}{table}.{RECORDS}", records) for table, records in _named_records(shard))
 
 
 def take_records(
-    parts: Sequence[TablePart],
+    shards: Sequence[TableShard],
     state: MutableMapping[str, Any],
     prefix: str,
     *,
@@ -46,12 +47,12 @@ def take_records(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> list[ReadRecords]:
-    """Removes the records from a state, and reads those that ``import_records()`` must put into each part.
+    """Removes the records from a state, and reads those that ``import_records()`` must put into each shard.
 
     Errors are appended to the lists, as in ``Module._load_from_state_dict``.
 
     Args:
-        parts: this rank's parts of the merged tables.
+        shards: this rank's shards of the merged tables.
         state: the state.
         prefix: prefix of the entries.
         missing_keys: gets the entries of tables that the state lacks.
@@ -69,20 +70,20 @@ def take_records(
             unexpected_keys.append(name)
         elif not isinstance(records, TableRecords):
             error_msgs.append(f"table {table}: {name} is a {type(records).__name__}, and no records")
-            return [[] for _ in parts]
+            return [[] for _ in shards]
         else:
             loaded[table] = records
-    tables = [table for part in parts for table in part.names]
+    tables = [table for shard in shards for table in shard.names]
     missing_keys.extend(f"{prefix}{table}.{RECORDS}" for table in tables if table not in loaded)
     unexpected_keys.extend(f"{prefix}{table}.{RECORDS}" for table in loaded if table not in tables)
     try:
-        return [_read_records(part, loaded) for part in parts]
+        return [_read_records(shard, loaded) for shard in shards]
     except ValueError as error:
         error_msgs.append(str(error))
-        return [[] for _ in parts]
+        return [[] for _ in shards]
 
 
-def import_records(part: TablePart, read: ReadRecords) -> None:
+def import_records(shard: TableShard, read: ReadRecords) -> None:
     """Imports the records that this rank owns into the table of ``part``, which must not have their keys.
 
     Nothing counts as a lookup.
@@ -91,19 +92,19 @@ def import_records(part: TablePart, read: ReadRecords) -> None:
         MemoryError: the table has no room for all of them.
     """
     for name, records in read:
-        number = table_number(name)
-        own = owned_by(Keys(records.ids_K, table=number), part.rank, part.num_ranks)
-        columns = (records.counts_K[own], records.steps_K[own], records.vectors_KD[own], records.states_KS[own])
-        statuses = part.table.import_records(Keys(records.ids_K[own], table=number), columns)
+        table_id = table_id_of(name)
+        own = owned_by(Keys(records.ids_K, table=table_id), shard.rank, shard.num_ranks)
+        columns = (records.counts_K[own], records.steps_K[own], records.embeddings_KD[own], records.states_KS[own])
+        statuses = shard.table.import_records(Keys(records.ids_K[own], table=table_id), columns)
         if (statuses == KeyStatus.NO_ROOM.value).any():
             raise MemoryError(f"table {name}: there is no room for its records")
     for name, records in read:
-        number = table_number(name)
-        waiting = owned_by(Keys(records.pending_P, table=number), part.rank, part.num_ranks)
+        table_id = table_id_of(name)
+        waiting = owned_by(Keys(records.pending_P, table=table_id), shard.rank, shard.num_ranks)
         if len(waiting) > 0:
-            keys = Keys(records.pending_P[waiting], table=number, counts=records.pending_counts_P[waiting])
-            part.table.import_pending(keys)
-    keep_within_limit(part.names, part.table)
+            keys = Keys(records.pending_P[waiting], table=table_id, counts=records.pending_counts_P[waiting])
+            shard.table.import_pending(keys)
+    keep_within_limit(shard.names, shard.table)
 
 
 def updates_of(read: ReadRecords) -> int:
@@ -111,34 +112,34 @@ def updates_of(read: ReadRecords) -> int:
     return max((records.updates for _, records in read), default=0)
 
 
-def _named_records(part: TablePart) -> Iterator[tuple[str, TableRecords]]:
+def _named_records(shard: TableShard) -> Iterator[tuple[str, TableRecords]]:
     """Yields the records of this rank, by table name."""
-    listing = Listing(part)
-    for table in part.names:
-        yield table, TableRecords.of(LiveRecords(listing, table, part.buckets))
+    listing = Listing(shard)
+    for table in shard.names:
+        yield table, TableRecords.of(LiveRecords(listing, table, shard.buckets))
 
 
-def _read_records(part: TablePart, loaded: Mapping[str, TableRecords]) -> ReadRecords:
+def _read_records(shard: TableShard, loaded: Mapping[str, TableRecords]) -> ReadRecords:
     """Returns the records of all tables of a part, or none if the state has none of them.
 
     Raises:
         ValueError: records do not fit the table, or some are missing.
     """
-    if not any(table in loaded for table in part.names):
+    if not any(table in loaded for table in shard.names):
         return []
-    own = dict(_named_records(part))
+    own = dict(_named_records(shard))
     result: ReadRecords = []
-    for table in part.names:
-        pieces = loaded.get(table, own[table]).pieces()
-        if part.is_read_only:
-            pieces = [replace(records, states_KS=records.states_KS[:, :0]) for records in pieces]
-        for records in pieces:
-            _expect_fitting(part.table, table, records)
+    for table in shard.names:
+        fragments = loaded.get(table, own[table]).fragments()
+        if shard.is_read_only:
+            fragments = [replace(records, states_KS=records.states_KS[:, :0]) for records in fragments]
+        for records in fragments:
+            _expect_fitting(shard.table, table, records)
         # The bucket of an id depends on the table's name. If the table was renamed, ids are in other buckets now, so
         # this rank needs all of them.
-        keeps_buckets = all(records.table == table_number(table) for records in pieces)
-        _expect_whole(part.buckets if keeps_buckets else (0, _embedding.NUM_VIRTUAL_BUCKETS), table, pieces)
-        result.extend((table, records) for records in pieces)
+        keeps_buckets = all(records.table == table_id_of(table) for records in fragments)
+        _expect_whole(shard.buckets if keeps_buckets else (0, _embedding.NUM_VIRTUAL_BUCKETS), table, fragments)
+        result.extend((table, records) for records in fragments)
     return result
 
 
@@ -147,13 +148,13 @@ def _expect_fitting(table: Table, name: str, records: Records) -> None:
         raise ValueError(
             f"table {name}: its records are of routing {records.routing_version}, not {_embedding.ROUTING_VERSION}"
         )
-    saved = (records.vectors_KD.size(1), records.states_KS.size(1))
+    saved = (records.embeddings_KD.size(1), records.states_KS.size(1))
     if saved != (table.dim, table.state_size):
         raise ValueError(
             f"table {name}: its records have {saved[0]} columns and {saved[1]} values of an optimizer's state, not "
             f"{table.dim} and {table.state_size}"
         )
-    rows = (records.ids_K, records.counts_K, records.steps_K, records.vectors_KD, records.states_KS)
+    rows = (records.ids_K, records.counts_K, records.steps_K, records.embeddings_KD, records.states_KS)
     for columns in (rows, (records.pending_P, records.pending_counts_P)):
         if len({len(column) for column in columns}) > 1:
             raise ValueError(f"table {name}: a column of its records is truncated")
@@ -163,7 +164,7 @@ def _expect_whole(buckets: tuple[int, int], table: str, chosen: Iterable[Records
     """Checks that records cover all ``buckets``, and are of one state.
 
     Raises:
-        ValueError: a bucket is missing, or the pieces have different step counts.
+        ValueError: a bucket is missing, or the fragments have different step counts.
     """
     reached, end = buckets
     updates = set()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of the keys of a table: keys with rows, and pending keys, which wait for one.
 
 K keys with rows, P pending keys, D columns, S floats of optimizer state per row.
@@ -15,8 +16,9 @@ import numpy
 import torch
 
 from headway import _embedding
+from headway._deprecation import warn_renamed
 from headway._embedding import Keys, Table
-from headway.embedding.merging import table_number, table_numbers
+from headway.embedding.merging import table_id_of, table_ids_of
 
 #: Version of the layout of ``Records.encode()``.
 _LAYOUT = 1
@@ -24,8 +26,8 @@ _HEADER = 10  # Number of int64 values: layout, routing version, updates, first 
 
 
 @dataclass(frozen=True)
-class TablePart:
-    """One rank's part of a merged table, as source or destination of records."""
+class TableShard:
+    """One rank's shard of a merged table, as source or destination of records."""
 
     names: tuple[str, ...]  #: Names of the tables that are merged.
     table: Table
@@ -48,11 +50,11 @@ class Records:
     routing_version: int  #: Version of the mapping from keys to buckets.
     updates: int  #: Optimizer steps of the table.
     buckets: tuple[int, int]  #: The range: its first bucket, and the one after its last.
-    table: int  #: Table number; the buckets of ids depend on it.
+    table: int  #: Table id; the buckets of ids depend on it.
     ids_K: torch.Tensor  #: int64
     counts_K: torch.Tensor  #: int32, lookups of each row.
     steps_K: torch.Tensor  #: int32, step of the last lookup of each row.
-    vectors_KD: torch.Tensor  #: float32 embeddings.
+    embeddings_KD: torch.Tensor  #: float32 embeddings.
     states_KS: torch.Tensor  #: float32 optimizer state.
     pending_P: torch.Tensor  #: int64, ids of the pending keys.
     pending_counts_P: torch.Tensor  #: int32, their lookups.
@@ -60,12 +62,18 @@ class Records:
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
         """The columns of keys with rows."""
-        return self.ids_K, self.counts_K, self.steps_K, self.vectors_KD, self.states_KS
+        return self.ids_K, self.counts_K, self.steps_K, self.embeddings_KD, self.states_KS
+
+    @property
+    def vectors_KD(self) -> torch.Tensor:
+        """The old name of ``embeddings_KD``."""
+        warn_renamed("Records.vectors_KD", "embeddings_KD")
+        return self.embeddings_KD
 
     @property
     def num_values(self) -> int:
         """Number of floats in embeddings and optimizer state."""
-        return self.vectors_KD.numel() + self.states_KS.numel()
+        return self.embeddings_KD.numel() + self.states_KS.numel()
 
     def values(self) -> tuple[Any, ...]:
         """Returns the values of all fields, in their order."""
@@ -78,14 +86,14 @@ class Records:
         begin, end = table_buckets
         of_rows, of_pending = (_places_within(each, begin, end) for each in self._buckets_of_keys)
         columns = [column[of_rows] for column in self.rows]
-        ids, counts, steps, vectors, states = columns
+        ids, counts, steps, embeddings, states = columns
         return replace(
             self,
             buckets=table_buckets,
             ids_K=ids,
             counts_K=counts,
             steps_K=steps,
-            vectors_KD=vectors,
+            embeddings_KD=embeddings,
             states_KS=states,
             pending_P=self.pending_P[of_pending],
             pending_counts_P=self.pending_counts_P[of_pending],
@@ -105,7 +113,7 @@ class Records:
 
         The columns of 8 bytes come first, so all of them are aligned.
         """
-        sizes = (len(self.ids_K), len(self.pending_P), self.vectors_KD.size(1), self.states_KS.size(1))
+        sizes = (len(self.ids_K), len(self.pending_P), self.embeddings_KD.size(1), self.states_KS.size(1))
         header = torch.tensor([_LAYOUT, self.routing_version, self.updates, *self.buckets, self.table, *sizes])
         columns = (header, self.ids_K, self.pending_P, *self.rows[1:], self.pending_counts_P)
         bytes_of_columns = [column.contiguous().view(-1).view(torch.uint8).numpy() for column in columns]
@@ -133,25 +141,27 @@ class Records:
         columns, begin = [], 8 * _HEADER
         for shape, dtype in zip(shapes, types, strict=True):
             num_bytes = dtype.itemsize * torch.Size(shape).numel()
-            part = data[begin : begin + num_bytes]
-            if len(part) < num_bytes:
+            column = data[begin : begin + num_bytes]
+            if len(column) < num_bytes:
                 raise ValueError("records of a table are truncated")
-            columns.append(part.view(dtype).view(shape))
+            columns.append(column.view(dtype).view(shape))
             begin += num_bytes
-        ids, pending, counts, steps, vectors, states, pending_counts = columns
-        return cls(routing, updates, (first, end), table, ids, counts, steps, vectors, states, pending, pending_counts)
+        ids, pending, counts, steps, embeddings, states, pending_counts = columns
+        return cls(
+            routing, updates, (first, end), table, ids, counts, steps, embeddings, states, pending, pending_counts
+        )
 
 
 def _places_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return ((buckets >= begin) & (buckets < end)).nonzero().view(-1)
 
 
-def join_records(pieces: Sequence[Records], buckets: tuple[int, int]) -> Records:
-    """Concatenates pieces, which have no keys in common, to the records of ``buckets``."""
-    first = pieces[0]
-    if len(pieces) == 1:
+def join_records(fragments: Sequence[Records], buckets: tuple[int, int]) -> Records:
+    """Concatenates fragments, which have no keys in common, to the records of ``buckets``."""
+    first = fragments[0]
+    if len(fragments) == 1:
         return replace(first, buckets=buckets)
-    columns = [torch.cat(column) for column in zip(*(each.values()[4:] for each in pieces), strict=True)]
+    columns = [torch.cat(column) for column in zip(*(each.values()[4:] for each in fragments), strict=True)]
     return Records(first.routing_version, first.updates, buckets, first.table, *columns)
 
 
@@ -176,16 +186,16 @@ class LiveRecords:
 class Listing:
     """The keys of a merged table by virtual bucket, listed once, on first use."""
 
-    def __init__(self, part: TablePart) -> None:
-        self._table, self._updates, self._names = part.table, part.updates, part.names
+    def __init__(self, shard: TableShard) -> None:
+        self._table, self._updates, self._names = shard.table, shard.updates, shard.names
 
     @cached_property
     def _rows(self) -> tuple[Keys, list[int]]:
-        return _with_begins(self._table.list(0, _embedding.NUM_VIRTUAL_BUCKETS))
+        return _with_offsets(self._table.list(0, _embedding.NUM_VIRTUAL_BUCKETS))
 
     @cached_property
     def _pending(self) -> tuple[Keys, list[int]]:
-        return _with_begins(self._table.list_pending(0, _embedding.NUM_VIRTUAL_BUCKETS))
+        return _with_offsets(self._table.list_pending(0, _embedding.NUM_VIRTUAL_BUCKETS))
 
     def num_values(self, table: str) -> int:
         """Returns the number of floats in the rows of a table."""
@@ -198,9 +208,9 @@ class Listing:
         if len(self._names) == 1:
             return {self._names[0]: len(keys)}
         assert keys.tables is not None, "listed keys have tables"
-        numbers, counts = torch.unique(keys.tables, return_counts=True)
-        by_number = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-        return {name: by_number.get(int(table_numbers([name])), 0) for name in self._names}
+        table_ids, counts = torch.unique(keys.tables, return_counts=True)
+        by_id = dict(zip(table_ids.tolist(), counts.tolist(), strict=True))
+        return {name: by_id.get(int(table_ids_of([name])), 0) for name in self._names}
 
     def read(self, table: str, buckets: tuple[int, int]) -> Records:
         """Reads the records of one table in a range of buckets (first, end)."""
@@ -208,31 +218,34 @@ class Listing:
         pending_P, pending_counts_P = self._select(*self._pending, table, buckets)
         columns = self._no_columns
         if len(ids_K) + len(pending_P) > 0:
-            exported = self._table.export_records(Keys(ids_K, table=table_number(table)))
+            exported = self._table.export_records(Keys(ids_K, table=table_id_of(table)))
             columns = (ids_K, *exported, pending_P, pending_counts_P)
-        return Records(_embedding.ROUTING_VERSION, self._updates, buckets, table_number(table), *columns)
+        return Records(_embedding.ROUTING_VERSION, self._updates, buckets, table_id_of(table), *columns)
 
     @cached_property
     def _no_columns(self) -> tuple[torch.Tensor, ...]:
-        """Columns of an empty piece. They share memory, so the many empty pieces of a small table are pickled fast."""
+        """Columns of an empty fragment. They share memory: a small table has many, which are then pickled fast."""
         ids, counts, values = (torch.empty(0, dtype=each) for each in (torch.int64, torch.int32, torch.float32))
-        vectors, states = values.view(0, self._table.dim), values.view(0, self._table.state_size)
-        return ids, counts, counts, vectors, states, ids, counts
+        embeddings, states = values.view(0, self._table.dim), values.view(0, self._table.state_size)
+        return ids, counts, counts, embeddings, states, ids, counts
 
     def _select(
-        self, keys: Keys, begins: list[int], table: str, buckets: tuple[int, int]
+        self, keys: Keys, offsets: list[int], table: str, buckets: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and counts of one table in a range of buckets; ``begins`` has the first key of each bucket."""
-        part: slice | torch.Tensor = slice(begins[buckets[0]], begins[buckets[1]])
-        ids, counts = keys.ids[part], torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[part]
+        """Returns ids and counts of one table in a range of buckets; ``offsets`` has the first key of each bucket."""
+        selection: slice | torch.Tensor = slice(offsets[buckets[0]], offsets[buckets[1]])
+        ids, counts = (
+            keys.ids[selection],
+            torch.empty(0, dtype=torch.int32) if keys.counts is None else keys.counts[selection],
+        )
         if len(self._names) > 1:
             assert keys.tables is not None, "listed keys have tables"
-            mine = keys.tables[part] == table_numbers([table])
+            mine = keys.tables[selection] == table_ids_of([table])
             ids, counts = ids[mine], counts if keys.counts is None else counts[mine]
         return ids.contiguous(), counts.contiguous()
 
 
-def _with_begins(keys: Keys) -> tuple[Keys, list[int]]:
+def _with_offsets(keys: Keys) -> tuple[Keys, list[int]]:
     """Returns keys, which are in the order of their buckets, and the index of the first key of each bucket."""
     _, counts = _embedding.route(keys, _embedding.NUM_VIRTUAL_BUCKETS)
     return keys, [0, *accumulate(counts.tolist())]

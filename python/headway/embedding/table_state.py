@@ -1,17 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
 """``TableRecords``: a table in a ``state_dict()``, saved and loaded by ``torch.distributed.checkpoint`` (DCP).
 
 Idea: to DCP a table is a 1-D tensor with one element per virtual bucket (16,384), sharded over ranks. DCP plans which
 ranges of elements to write and read. An element is all records of a bucket, of any size, so there are no numbers to
 compute with. The value can be copied, moved, pickled, saved and loaded.
 
-Example: 2 ranks save: the chunks are [0, 8192) and [8192, 16384), cut into pieces of about 8 MB. 3 ranks load: the
-second asks for [5462, 10923). DCP gives it each piece that overlaps the range, whichever rank wrote it.
+Example: 2 ranks save: the chunks are [0, 8192) and [8192, 16384), cut into fragments of about 8 MB. 3 ranks load: the
+second asks for [5462, 10923). DCP gives it each fragment that overlaps the range, whichever rank wrote it.
 
-Invariants: a piece is stored as a tensor (1, bytes) uint8 under its range of buckets, and a reader always gets it
-whole: only the piece knows its number of bytes, so ``_Target`` accepts any size and ``_Piece`` claims to be larger than
-any request. ``state_records.py`` drops the keys of other ranks. Records are read from the table while they are saved,
-so the table must not change before the save ends; ``clone()`` takes a snapshot.
-Complexity: a save encodes one piece at a time, so it needs about 8 MB beside the table.
+Invariants: a fragment is stored as a tensor (1, bytes) uint8 under its range of buckets, and a reader always gets it
+whole: only the fragment knows its number of bytes, so ``_Target`` accepts any size and ``_Fragment`` claims to be
+larger than any request. ``state_records.py`` drops the keys of other ranks. Records are read from the table while
+they are saved, so the table must not change before the save ends; ``clone()`` takes a snapshot.
+Complexity: a save encodes one fragment at a time, so it needs about 8 MB beside the table.
 Source: the planner protocol of torch.distributed.checkpoint (``__create_write_items__``, ``__create_chunk_list__``).
 """
 
@@ -28,8 +29,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from headway import _embedding
 from headway.embedding.table_records import LiveRecords, Records, join_records
 
-#: Approximate size of a piece in a checkpoint. A writer has one piece in memory beside the table.
-_PIECE_BYTES = 1 << 23
+#: Approximate size of a fragment in a checkpoint. A writer has one fragment in memory beside the table.
+_FRAGMENT_BYTES = 1 << 23
 
 _ALL_BUCKETS = torch.Size([_embedding.NUM_VIRTUAL_BUCKETS])
 
@@ -47,7 +48,7 @@ class TableRecords(torch.Tensor):
 
     _source: LiveRecords | Records
     _received: list[Records] | None  #: Pieces that a load has read; they replace the source. None: nothing was loaded.
-    _ends: dict[int, int]  #: First bucket of each piece of a planned save -> the bucket after its last.
+    _ends: dict[int, int]  #: First bucket of each fragment of a planned save -> the bucket after its last.
 
     @staticmethod
     def of(source: LiveRecords | Records) -> TableRecords:
@@ -61,8 +62,8 @@ class TableRecords(torch.Tensor):
         """The first virtual bucket of this rank, and the one after its last."""
         return self._source.buckets
 
-    def pieces(self) -> list[Records]:
-        """Returns all records, in any number of pieces. Buckets that a checkpoint lacks are missing."""
+    def fragments(self) -> list[Records]:
+        """Returns all records, in any number of fragments. Buckets that a checkpoint lacks are missing."""
         return [self._source.read()] if self._received is None else self._received
 
     def read(self, table_buckets: tuple[int, int] | None = None) -> Records:
@@ -92,7 +93,7 @@ class TableRecords(torch.Tensor):
         if own is not None and isinstance(args[0], cls):
             return own(*args, **(kwargs or {}))
         raise TypeError(
-            f"{name}() is not for the records of a table, which are no numbers: read() gives ids_K, vectors_KD, "
+            f"{name}() is not for the records of a table, which are no numbers: read() gives ids_K, embeddings_KD, "
             "states_KS and others as tensors"
         )
 
@@ -107,7 +108,7 @@ class TableRecords(torch.Tensor):
             TypeError: another dtype is requested.
         """
         if any(isinstance(each, torch.dtype) for each in (*arguments, *options.values())):
-            raise TypeError("the records of a table keep their types: ids, counts and vectors have different ones")
+            raise TypeError("the records of a table keep their types: ids, counts and embeddings have different ones")
         return self.clone()
 
     def cpu(self, *arguments: Any, **options: Any) -> TableRecords:
@@ -170,33 +171,33 @@ class TableRecords(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Plans a load of this rank's buckets. DCP calls it first, so pieces of an earlier load are dropped."""
+        """Plans a load of this rank's buckets. DCP calls it first, so fragments of an earlier load are dropped."""
         self._received = []
         return [_chunk(*self.buckets)]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> _Piece:
-        assert index.offset is not None, "pieces are known by their first bucket"
-        return _Piece(self, index.offset[0])
+    def __get_tensor_shard__(self, index: MetadataIndex) -> _Fragment:
+        assert index.offset is not None, "fragments are known by their first bucket"
+        return _Fragment(self, index.offset[0])
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
-        """Yields the first bucket of each piece and the one after its last."""
+        """Yields the first bucket of each fragment and the one after its last."""
         begin, end = self.buckets
-        num_pieces = min(1 + 4 * self.numel() // _PIECE_BYTES, end - begin)
-        bounds = [begin + (end - begin) * each // num_pieces for each in range(num_pieces + 1)]
+        num_fragments = min(1 + 4 * self.numel() // _FRAGMENT_BYTES, end - begin)
+        bounds = [begin + (end - begin) * each // num_fragments for each in range(num_fragments + 1)]
         return pairwise(bounds)
 
     def encoded(self, first_bucket: int) -> torch.Tensor:
-        """Encodes the piece that begins at ``first_bucket``."""
+        """Encodes the fragment that begins at ``first_bucket``."""
         return self.read((first_bucket, self._ends[first_bucket])).encode()
 
     def receive(self, encoded: torch.Tensor) -> None:
-        """Adds a piece that a load has read."""
+        """Adds a fragment that a load has read."""
         assert self._received is not None, "a load plan comes first"
         self._received.append(Records.decode(encoded))
 
 
-class _Piece:
-    """A piece as DCP handles it: writers call ``detach()`` for the data, readers ``narrow()`` for the destination."""
+class _Fragment:
+    """A fragment for DCP: a writer calls ``detach()`` for the data, a reader ``narrow()`` for the destination."""
 
     def __init__(self, records: TableRecords, first_bucket: int) -> None:
         self._records, self._first_bucket = records, first_bucket
@@ -212,7 +213,7 @@ class _Piece:
 
 
 class _Target:
-    """Destination of a read: accepts a piece of any size."""
+    """Destination of a read: accepts a fragment of any size."""
 
     def __init__(self, records: TableRecords) -> None:
         self._records = records

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counters of the keys that a rank looks up and the bytes that it sends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of sequence recommenders over jagged sequences."""
 
 from headway.nn.checkpoints import renamed_state

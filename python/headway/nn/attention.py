@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention of a layer, forward and backward, computed by the operator or by the reference.
 
 Shapes: B sequences, TQ queries and TK keys of all sequences, H heads, D columns of queries and keys, V of values.

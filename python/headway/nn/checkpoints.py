@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts checkpoints of the authors' code (generative-recommenders) to those of :class:`HSTUStack`.
 
 ``SequentialTransductionUnitJagged``, the layer of its experiments, becomes ``HSTUConfig.research()``. ``STULayer``, the

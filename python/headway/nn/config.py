@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of HSTU layers. Implementations of HSTU differ, for example in scale and gate; see the options."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An HSTU layer as one autograd function with a handwritten backward pass and selective activation recomputation.
 
 Idea: autograd would save the activations of every operation. Here the forward pass saves only those in
@@ -68,7 +69,7 @@ class Activations(NamedTuple):
     v: Tensor  # (T, H, V)
     q: Tensor  # (T, H, D)
     k: Tensor
-    attended: Tensor  # (T, H V)
+    attention_out: Tensor  # (T, H V)
     gated: Tensor  # (T, G) after dropout
     gated_statistics: Tensor | None
 
@@ -76,8 +77,8 @@ class Activations(NamedTuple):
 #: Activations that the forward pass saves, by level of recomputation.
 _KEPT: dict[Recompute, tuple[str, ...]] = {
     "none": Activations._fields,
-    "norm_and_gate": ("projected", "attended"),
-    "projection": ("attended",),
+    "norm_and_gate": ("projected", "attention_out"),
+    "projection": ("attention_out",),
     "all": (),
 }
 
@@ -150,9 +151,9 @@ class LayerStep:
         """Computes the attention output, (T, H V)."""
         return self.attention.forward(q, k, v, self.tables(weights)).flatten(1)
 
-    def gate(self, attended: Tensor, u: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
+    def gate(self, attention_out: Tensor, u: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor | None]:
         """Applies norm and gate to the attention output. ``u`` is before SiLU. Returns (T, G) and norm statistics."""
-        return self._norm(attended, u, weights.output_norm)
+        return self._norm(attention_out, u, weights.output_norm)
 
     def drop(self, gated: Tensor, kept: Tensor | None) -> Tensor:
         """Applies dropout, forward or backward. ``kept``: (T, G) bool; None: keep all."""
@@ -174,10 +175,10 @@ class LayerStep:
         u = found["projected"][:, : self.config.gate_width]
         if "v" not in found:
             found["v"], found["q"], found["k"] = self.split(found["projected"])
-        if "attended" not in found:
-            found["attended"] = self.attend(found["v"], found["q"], found["k"], weights)
+        if "attention_out" not in found:
+            found["attention_out"] = self.attend(found["v"], found["q"], found["k"], weights)
         if "gated" not in found:
-            gated, found["gated_statistics"] = self.gate(found["attended"], u, weights)
+            gated, found["gated_statistics"] = self.gate(found["attention_out"], u, weights)
             found["gated"] = self.drop(gated, kept)
         return Activations(**found)
 
@@ -260,7 +261,7 @@ def _backward(
     grad_output = grad.to(step.dtype)
     grad_gated, grad_output_weight = _linear_backward(grad_output, found.gated, weights.output_weight)
     grad_attended, grad_u, output_norm = step.norm_backward(
-        step.drop(grad_gated, kept), found.gated_statistics, found.attended, u, weights.output_norm
+        step.drop(grad_gated, kept), found.gated_statistics, found.attention_out, u, weights.output_norm
     )
     attention = step.attention.backward(
         _by_head(grad_attended, step.config), found.q, found.k, found.v, step.tables(weights)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One HSTU layer.
 
 Shapes: B sequences, T tokens of all of them, E columns.
@@ -115,8 +116,8 @@ class HSTULayer(nn.Module):
         attention = LayerAttention(
             config=self.config, sequences=sequences, key_offsets=cache.offsets, key_times=cache.times
         )
-        attended = attention.forward(q, cache.keys, cache.values, step.tables(weights)).flatten(1)
-        gated, _ = step.gate(attended, projected[:, : self.config.gate_width], weights)
+        attention_out = attention.forward(q, cache.keys, cache.values, step.tables(weights)).flatten(1)
+        gated, _ = step.gate(attention_out, projected[:, : self.config.gate_width], weights)
         return step.output(x, step.drop(gated, self._kept(x)), weights), cache
 
     def weights(self) -> LayerWeights:

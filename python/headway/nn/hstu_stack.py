@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stack of HSTU layers, with incremental inference over a key-value cache.
 
 Idea: ``forward()`` applies the layers and a final norm. For inference ``extend()`` computes new tokens only: each layer

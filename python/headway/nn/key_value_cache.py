@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Key-value cache of a layer, over jagged sequences.
 
 Idea: with a causal mask the keys and values of a token do not depend on later tokens, so they are computed once. To add

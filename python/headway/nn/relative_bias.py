@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Relative attention bias: learned weights by the distance of query and key in tokens and in time.
 
 Time differences fall into buckets of equal width in the logarithm. ``log_time_bounds()`` has the bounds of the buckets,
@@ -72,9 +73,10 @@ def _table(num_weights: int) -> nn.Parameter:
 def log_time_bounds(num_buckets: int, width: float = 0.301) -> Tensor:
     """Returns the bounds of buckets of equal width in the logarithm of time.
 
-    For every float32 |dt| the number of bounds that are at most |dt| is min(floor(ln(max(|dt|, 1)) / width),
-    num_buckets), computed in float64. Whole numbers below 2^24 are exact in float32. The research code computes this
-    formula in float32, which puts a few times next to bounds into the neighbouring bucket.
+    For every float32 time difference dt, the number of bounds that are at most abs(dt) is
+    ``min(floor(ln(max(abs(dt), 1)) / width), num_buckets)``, computed in float64. Whole numbers below 2^24 are exact in
+    float32. The research code computes this formula in float32, which puts a few times next to bounds into the
+    neighbouring bucket.
 
     Args:
         num_buckets: number of bounds; there is one bucket more.

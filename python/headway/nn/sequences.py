@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sequences of a jagged batch: offsets, masks and times of its tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of recommendation models as PyTorch operators, with typed Python functions.
 
 The operators are ``torch.ops.headway.*``. Importing this package registers them, their shapes for ``torch.compile`` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norm of rows times a gate, as an operator.
 
 Shapes: T rows, C columns, G columns of the output: C or 3 C.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HSTU attention over jagged sequences, as an operator.
 
 Shapes: B sequences, TQ queries and TK keys of all sequences one after the other, H heads, D columns of queries and
@@ -60,7 +61,9 @@ def hstu_attention(
     the reference is no measure. Its error is at most the sum over these pairs of
     ``e_ij * alpha * scale * abs(grad_out_i . v_j)``, however small the sum itself is. Here ``e_ij`` is 4 eps of the
     dtype of ``q``. On a GPU, in bfloat16 and float16, ``2**-12 * (1 + abs(s_ij))`` is added, where ``s_ij`` is the
-    argument of SiLU: the tanh instruction has an error of 2**-11.
+    argument of SiLU: the tanh instruction has an error of 2**-11. In float32 and float64 the products themselves are
+    rounded: there the bound has ``abs(grad_out_i) . abs(v_j)``, and ``e_ij`` is
+    ``4 eps * (1 + alpha * abs(q_i) . abs(k_j))``.
 
     Rows after the last offset (batches padded to a fixed size) belong to no sequence. Their contents are never read,
     and their outputs and gradients are zero.

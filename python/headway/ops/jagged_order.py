@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators that reorder the jagged rows of several features and samples.
 
 Idea: rows are stored feature by feature, and sample by sample within a feature; lengths (F, B) say how many rows each
@@ -107,7 +108,7 @@ def ranged_combine(
         values: tensors (N, ...) of any dtypes, in the order of ``ranged_dispatch``.
         lengths: (F * B,) int64 or int32, in the same order.
         bounds: (R + 1,) int64 from 0 to B, not descending: the samples that came from each rank.
-        num_features: F.
+        num_features: F, the number of features.
 
     Returns:
         tensors (N, ...) feature by feature, and lengths (F, B).
@@ -138,6 +139,12 @@ def ranged_dispatch_dense(values: Sequence[Tensor], bounds: Tensor) -> list[Tens
 def ranged_combine_dense(values: Sequence[Tensor], bounds: Tensor, *, num_features: int) -> list[Tensor]:
     """Inverse of ``ranged_dispatch_dense``: (F * B, ...) to (F, B, ...).
 
+    Args:
+        values: tensors (F * B, ...) of any dtypes, in the order of ``ranged_dispatch_dense``.
+        bounds: (R + 1,) int64 from 0 to B, not descending: the samples that came from each rank.
+        num_features: F, the number of features.
+    Returns:
+        tensors (F, B, ...).
     Raises:
         ValueError: as ``ranged_dispatch_dense``.
     """

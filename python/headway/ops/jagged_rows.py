@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators on jagged rows of samples: concatenate, split, pad, reduce and expand.
 
 Idea: the rows of all samples are stored one after the other; offsets say where each sample begins. No operator pads its

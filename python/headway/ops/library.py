@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads the C++ extension that defines the operators."""
 
 from __future__ import annotations
@@ -6,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headway._built_for import import_extension
+from headway._extension_import import import_extension
 
 import_extension("_kernels")
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run lengths and unique keys, as operators that do not wait for the device.
 
 The outputs have the size of the input, N, whatever the number of runs or unique keys; a tensor (1,) has that number.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits rows by columns and applies SiLU, as an operator.
 
 Shapes: T rows, P columns of all parts.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain PyTorch definitions of what the kernels compute. They are slow; tests use them as the oracle."""
 
 from headway.reference.gated_norm import gated_norm

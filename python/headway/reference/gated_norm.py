@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated LayerNorm or RMSNorm in plain PyTorch: the oracle of the kernels.
 
 Idea: with s = silu(gate) and norm(z) = (z - mean(z)) / sqrt(var(z) + eps) * weight + bias per row ("layer"), or

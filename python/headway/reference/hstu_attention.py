@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HSTU attention in plain PyTorch, one sequence at a time: the oracle of the kernels.
 
 Idea: attention whose weights are SiLU instead of softmax, so rows need no normalisation. For query i of a head:
@@ -55,7 +56,7 @@ def hstu_mask(
     history.
 
     Returns:
-        (num_queries, num_keys) bool: True if the query sees the key.
+        (num_queries, num_keys) bool, True if the query sees the key.
     """
     shared = max(num_contextual - 1, 0)
     target_position = num_keys - num_targets - shared

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves and reductions of jagged tensors in plain PyTorch, one item at a time: the oracle of the kernels.
 
 Idea: a jagged tensor concatenates the rows of all items. A pair of feature and sample is an item. Lengths (F, B) tell

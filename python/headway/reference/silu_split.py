@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SiLU of column blocks in plain PyTorch: the oracle of the kernel.
 
 Idea: one projection of an HSTU layer yields u, v, q and k side by side. This splits its columns and applies SiLU to

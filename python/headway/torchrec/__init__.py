@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic tables in models written for TorchRec: any 64-bit id, without the limit of ``num_embeddings``.
 
 The collections stay as they are, on device ``meta``. Only the sharding of the model changes::

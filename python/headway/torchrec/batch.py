@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """A batch of ids: deduplicated, sorted by owner, and kept until the rows of its keys are updated.
 
-Idea: all features of one merged table are concatenated. A key is a table number and an id. Each unique key is sent to
+Idea: all features of one merged table are concatenated. A key is a table id and an id. Each unique key is sent to
 its owner once, with its number of lookups; the mapping from bags to unique keys stays on this rank. By that mapping,
 embeddings of unique keys are expanded to bags, and gradients of bags are reduced to unique keys.
 
@@ -13,7 +14,7 @@ Counts are exact. Sums have a fixed order, so each run gives the same bits. Per-
 On CUDA only the device knows U at first. With several ranks the host learns it from the exchange of key counts; with
 one rank it never does. As long as the host does not know U, (U, D) tensors have K rows, of which the first U are valid.
 Complexity: O(K) per batch for the deduplication, O(K D) for expanding and reducing.
-Source: MTGRBoost, section 4.3 (first of its two deduplication stages; ``AskedKeys.unique()`` is the second).
+Source: MTGRBoost, section 4.3 (first of its two deduplication stages; ``RequestedKeys.unique()`` is the second).
 
 Suffixes of names give shapes: G merged tables, R ranks, F features of a merged table, K ids, U unique keys, V keys that
 a rank was asked for, B bags, D columns.
@@ -28,20 +29,20 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from headway._embedding import Deduplicator, FeatureJoiner, UniqueKeys, Workers
+from headway._embedding import Deduplicator, FeatureJoiner, ThreadPool, UniqueKeys
+from headway.embedding.all_to_all_buffers import join_rows
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name
-from headway.embedding.key_words import keys_of, messages_of
-from headway.embedding.merging import table_number
-from headway.embedding.rank_pieces import join_rows
+from headway.embedding.key_encoding import keys_of, messages_of
+from headway.embedding.merging import table_id_of
 from headway.embedding.split_counts import SplitCounts
-from headway.torchrec.kept import KeptTensors
-from headway.torchrec.kernel import Lookup
+from headway.torchrec.kernel import OwnerLookup
+from headway.torchrec.stream_references import StreamReferences
 
 
 @dataclass(frozen=True)
-class GroupFeatures:
+class MergedFeatures:
     """The features of one merged table (TorchRec: ``GroupedEmbeddingConfig``), in TorchRec's order."""
 
     tables: tuple[str, ...]  #: Table of each of the F features.
@@ -55,23 +56,23 @@ class GroupFeatures:
 
 
 @dataclass
-class Part:
+class TableBatch:
     """The part of a batch that is looked up in one merged table."""
 
     unique: UniqueKeys  #: With several ranks, sorted by owner.
     offsets: torch.Tensor | None  #: (B + 1,) bounds of the bags; None: each id is a bag.
     weights_K: torch.Tensor | None
     outputs: list[int]  #: Number of bags of each output. Pooled features share one; sequences have one each.
-    lookup: Lookup | None = None  #: Lookup of the keys that this rank was asked for.
+    lookup: OwnerLookup | None = None  #: Lookup of the keys that this rank was asked for.
 
-    def found(self) -> Lookup:
+    def found(self) -> OwnerLookup:
         """Returns the lookup. Call it only after the keys were looked up."""
         assert self.lookup is not None, "keys are looked up before"
         return self.lookup
 
-    def split(self, vectors_BD: torch.Tensor) -> Sequence[torch.Tensor]:
+    def split(self, embeddings_BD: torch.Tensor) -> Sequence[torch.Tensor]:
         """Splits the embeddings of all bags by output."""
-        return vectors_BD.split_with_sizes(self.outputs) if len(self.outputs) > 1 else [vectors_BD]
+        return embeddings_BD.split_with_sizes(self.outputs) if len(self.outputs) > 1 else [embeddings_BD]
 
     def join(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Joins the gradients of all outputs to (B, D). Copies nothing if they are adjacent in memory."""
@@ -86,10 +87,10 @@ class Part:
 class Batch:
     """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated."""
 
-    parts: list[Part]  #: One for each merged table.
+    table_batches: list[TableBatch]  #: One for each merged table.
     deduplicator: Deduplicator
     stream: torch.cuda.Stream | None  #: Stream on which the batch was made; None: CPU.
-    kept: KeptTensors
+    references: StreamReferences
     counts: SplitCounts | None  #: Exchange of key counts; None: one rank, or the counts have arrived.
     sent_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that this rank sends to each owner.
     received_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that each rank asks this rank for.
@@ -99,33 +100,37 @@ class Batch:
         if self.counts is None:
             return
         self.sent_GR, self.received_GR = self.counts.wait()
-        for part, sent_R in zip(self.parts, self.sent_GR, strict=True):
-            part.unique = part.unique.narrow(sum(sent_R))
+        for table_batch, sent_R in zip(self.table_batches, self.sent_GR, strict=True):
+            table_batch.unique = table_batch.unique.narrow(sum(sent_R))
         self.counts = None
 
     def messages(self) -> list[torch.Tensor]:
         """Encodes the unique keys of each merged table as (U, 2) int64, sorted by owner."""
-        return [messages_of(part.unique.keys) for part in self.parts]
+        return [messages_of(table_batch.unique.keys) for table_batch in self.table_batches]
 
-    def hand_out(self, number: int, vectors_UD: torch.Tensor) -> torch.Tensor:
+    def expand(self, index: int, embeddings_UD: torch.Tensor) -> torch.Tensor:
         """Expands the embeddings of unique keys, (U, D), to bags, (B, D)."""
-        part = self.parts[number]
-        result = self.deduplicator.hand_out(part.unique, vectors_UD, offsets=part.offsets, weights=part.weights_K)
+        table_batch = self.table_batches[index]
+        result = self.deduplicator.expand(
+            table_batch.unique, embeddings_UD, offsets=table_batch.offsets, weights=table_batch.weights_K
+        )
         self.keep()
         return result
 
-    def add_up(self, number: int, gradients_BD: torch.Tensor, *, scale: float) -> torch.Tensor:
+    def reduce(self, index: int, gradients_BD: torch.Tensor, *, scale: float) -> torch.Tensor:
         """Reduces the gradients of bags, (B, D), to unique keys, (U, D), and multiplies them by ``scale``."""
-        part = self.parts[number]
-        weights_K = scaled_weights(part.weights_K, scale, part.unique)
-        sums_UD = self.deduplicator.add_up(part.unique, gradients_BD, offsets=part.offsets, weights=weights_K)
+        table_batch = self.table_batches[index]
+        weights_K = scaled_weights(table_batch.weights_K, scale, table_batch.unique)
+        sums_UD = self.deduplicator.reduce(
+            table_batch.unique, gradients_BD, offsets=table_batch.offsets, weights=weights_K
+        )
         self.keep()
         return sums_UD
 
     def join(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Joins the gradients of all outputs of all parts: (B, D) for each part."""
+        """Joins the gradients of all outputs of all tables: (B, D) for each table."""
         rest = iter(gradients)
-        return [part.join([next(rest) for _ in part.outputs]) for part in self.parts]
+        return [table_batch.join([next(rest) for _ in table_batch.outputs]) for table_batch in self.table_batches]
 
     def keep(self) -> None:
         """Keeps the tensors alive until the current stream has used them.
@@ -133,10 +138,10 @@ class Batch:
         Pipelines make a batch on one stream and use it on another.
         """
         if self.stream is not None and self.stream != torch.cuda.current_stream(self.stream.device):
-            self.kept.keep(self.parts)
+            self.references.keep(self.table_batches)
 
 
-class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
+class RequestedKeys(KeyedJaggedTensor):  # type: ignore[misc]
     """The keys that all ranks ask this rank for. To TorchRec it is a ``KeyedJaggedTensor`` without ids.
 
     Args:
@@ -147,15 +152,15 @@ class AskedKeys(KeyedJaggedTensor):  # type: ignore[misc]
     """
 
     def __init__(self, batch: Batch, messages_G: Sequence[torch.Tensor] | None, nothing: torch.Tensor) -> None:
-        sizes = [0] * len(batch.parts)
-        names = [f"group_{number}" for number in range(len(sizes))]
+        sizes = [0] * len(batch.table_batches)
+        names = [f"group_{index}" for index in range(len(sizes))]
         super().__init__(names, nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
         self.batch, self._messages_G = batch, messages_G
 
     def unique(self) -> list[UniqueKeys]:
         """Returns the unique keys of each merged table."""
         if self._messages_G is None:
-            return [part.unique for part in self.batch.parts]
+            return [table_batch.unique for table_batch in self.batch.table_batches]
         return [self.batch.deduplicator.deduplicate(keys_of(messages)) for messages in self._messages_G]
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -169,29 +174,33 @@ class BatchMaker:
     """Makes batches: concatenates features, deduplicates their keys, and sorts them by owner.
 
     Args:
-        groups: the features of each merged table.
+        features_of: the features of each merged table.
         group: the ranks among which the keys are divided.
-        workers: threads of the deduplication on the CPU.
+        thread_pool: threads of the deduplication on the CPU.
         device: device of ids and all other tensors.
     """
 
     def __init__(
-        self, groups: Sequence[GroupFeatures], group: dist.ProcessGroup, workers: Workers, device: torch.device
+        self,
+        features_of: Sequence[MergedFeatures],
+        group: dist.ProcessGroup,
+        thread_pool: ThreadPool,
+        device: torch.device,
     ) -> None:
-        self._groups = groups
+        self._features_of = features_of
         self._group = group
         self._device = device
         self._joiners = [
             FeatureJoiner(
-                names=[f"{number} of table {table}" for number, table in enumerate(each.tables)],
-                tables=[table_number(table) for table in each.tables],
+                names=[f"{index} of table {table}" for index, table in enumerate(each.tables)],
+                tables=[table_id_of(table) for table in each.tables],
                 poolings=[each.pooling] * each.num_features,
                 device=device,
             )
-            for each in groups
+            for each in features_of
         ]
-        self._deduplicator = Deduplicator(workers, device)
-        self._kept = KeptTensors()
+        self._deduplicator = Deduplicator(thread_pool, device)
+        self._references = StreamReferences()
         self._stream: torch.cuda.Stream | None = None  #: Copies key counts to the host; None: CPU or one rank.
         if device.type == "cuda" and group.size() > 1:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -211,23 +220,25 @@ class BatchMaker:
             raise ValueError(f"ids must be int64 or int32, not {ids.dtype}")
         if ids.device != self._device:
             raise ValueError(f"ids must be on {place_name(self._device)}, not on {place_name(ids.device)}")
-        parts, counts_GR, first = [], [], 0
+        table_batches, counts_GR, first = [], [], 0
         ids_F = ids.split_with_sizes(features.length_per_key())
         lengths_F = features.lengths().split_with_sizes(features.stride_per_key())
-        for group, joiner in zip(self._groups, self._joiners, strict=True):
-            place = slice(first, first + group.num_features)
-            weights_F = _weights_of(features)[place] if group.weighted else [None] * group.num_features
+        for merged, joiner in zip(self._features_of, self._joiners, strict=True):
+            place = slice(first, first + merged.num_features)
+            weights_F = _weights_of(features)[place] if merged.weighted else [None] * merged.num_features
             joined = joiner.join(ids_F[place], lengths_F[place], weights_F)
-            outputs = joined.num_bags if group.pooling is None else [sum(joined.num_bags)]
-            part = Part(self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights, outputs)
+            outputs = joined.num_bags if merged.pooling is None else [sum(joined.num_bags)]
+            table_batch = TableBatch(
+                self._deduplicator.deduplicate(joined.keys), joined.offsets, joined.weights, outputs
+            )
             if self._group.size() > 1:
-                part.unique, counts_R = self._deduplicator.sort_by_owner(part.unique, self._group.size())
+                table_batch.unique, counts_R = self._deduplicator.sort_by_owner(table_batch.unique, self._group.size())
                 counts_GR.append(counts_R)
-            parts.append(part)
+            table_batches.append(table_batch)
             first = place.stop
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         counts = SplitCounts(counts_GR, self._group, self._stream) if counts_GR else None
-        return Batch(parts, self._deduplicator, stream, self._kept, counts)
+        return Batch(table_batches, self._deduplicator, stream, self._references, counts)
 
 
 def _weights_of(features: KeyedJaggedTensor) -> Sequence[torch.Tensor]:

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exchanges of a batch: key counts, keys, embeddings from owners, and gradients to owners.
 
-Idea: each exchange is one all-to-all for all groups of merged tables. TorchRec's pipelines start and wait in different
+Idea: each exchange is one all-to-all for all merged tables. TorchRec's pipelines start and wait in different
 places, so each exchange is an awaitable or an autograd function that starts in one call and ends in another:
 
 ============ ======================================== ==================================
@@ -8,19 +9,19 @@ exchange     starts in                                ends in
 ============ ======================================== ==================================
 key counts   ``BatchMaker.make()``                    ``CountsAwaitable.wait()``
 keys         ``CountsAwaitable.wait()``               ``IdsAwaitable.wait()``
-embeddings   ``SendVectors.forward()``                ``ReceiveVectors.forward()``
-gradients    ``ReceiveVectors.backward()``            ``SendVectors.backward()``, which updates the rows
+embeddings   ``SendEmbeddings.forward()``             ``ReceiveEmbeddings.forward()``
+gradients    ``ReceiveEmbeddings.backward()``         ``SendEmbeddings.backward()``, which updates the rows
 ============ ======================================== ==================================
 
-Example: rank 0 needs id 7, which rank 1 owns. Rank 1 sends e7 in ``SendVectors.forward()``; rank 0 expands it to its
-bags in ``ReceiveVectors.forward()``. Backward, rank 0 sends the sum of its gradients of 7, and rank 1 updates the row.
+Example: rank 0 needs id 7, which rank 1 owns. Rank 1 sends e7 in ``SendEmbeddings.forward()``; rank 0 expands it to its
+bags in ``ReceiveEmbeddings.forward()``. Backward, rank 0 sends the sum of its gradients of 7. Rank 1 updates the row.
 
 Invariants: all ranks start all exchanges in the same order, even with nothing to send.
-Tensors that are being sent belong to the exchange until wait(). A token, an empty tensor between ``SendVectors`` and
-``ReceiveVectors``, makes autograd run their backward passes in the reverse order.
+Tensors that are being sent belong to the exchange until wait(). A token, an empty tensor between ``SendEmbeddings`` and
+``ReceiveEmbeddings``, makes autograd run their backward passes in the reverse order.
 Complexity: 3 all-to-alls forward and 1 backward; 16 bytes per unique key, and D float32 per unique key each way.
 
-G groups of merged tables, R ranks, U unique keys of this rank, V keys that it was asked for, D columns.
+G merged tables, R ranks, U unique keys of this rank, V keys that it was asked for, D columns.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
-from headway.embedding.rank_pieces import all_to_all_arguments, by_group
-from headway.torchrec.batch import AskedKeys, Batch
+from headway.embedding.all_to_all_buffers import all_to_all_arguments, by_table
+from headway.torchrec.batch import Batch, RequestedKeys
 
 
 class RowExchange:
-    """All-to-all of the rows of all groups. Call ``start()``, then ``wait()``; an object may be reused.
+    """All-to-all of the rows of all merged tables. Call ``start()``, then ``wait()``; an object may be reused.
 
     On CUDA neither call waits for the device.
 
     Args:
-        widths_G: columns of each group's rows.
+        widths_G: columns of the rows of each merged table.
         group: the ranks, at least two. All of them make their exchanges in the same order.
     """
 
@@ -57,19 +58,19 @@ class RowExchange:
     def start(
         self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
     ) -> None:
-        """Starts sending ``rows_G``, which are sorted by rank; the counts are rows per group and rank."""
+        """Starts sending ``rows_G``, which are sorted by rank; the counts are rows per merged table and rank."""
         arguments = all_to_all_arguments(rows_G, sent_GR, received_GR, self.widths_G)
         self._tensors, self._received_GR = list(arguments[:2]), received_GR
         self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
 
     def wait(self) -> list[torch.Tensor]:
-        """Returns the received rows of each group, rank by rank."""
+        """Returns the received rows of each merged table, rank by rank."""
         assert self._work is not None, "start() comes first"
         self._work.wait()
         (received, _), self._tensors, self._work = self._tensors, [], None
         if received.is_cuda:
             received.record_stream(torch.cuda.current_stream(received.device))  # The results may be views of it.
-        return by_group(received, self._received_GR, self.widths_G)
+        return by_table(received, self._received_GR, self.widths_G)
 
 
 class InnerAwaitable(Awaitable):  # type: ignore[misc]
@@ -98,38 +99,38 @@ class CountsAwaitable(InnerAwaitable):
     def _wait_impl(self) -> IdsAwaitable:
         batch = self.batch
         batch.take_counts()
-        exchange = RowExchange([2] * len(batch.parts), self._group)
+        exchange = RowExchange([2] * len(batch.table_batches), self._group)
         exchange.start(batch.messages(), batch.sent_GR, batch.received_GR)
         return IdsAwaitable(batch, exchange, self._nothing)
 
 
 class IdsAwaitable(InnerAwaitable):
-    """Waits for the keys that this rank is asked for, and returns ``AskedKeys``, the input of ``TableLookup``."""
+    """Waits for the keys that this rank is asked for, and returns ``RequestedKeys``, the input of ``DynamicLookup``."""
 
     def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
         super().__init__()
         self._batch, self._exchange, self._nothing = batch, exchange, nothing
 
-    def _wait_impl(self) -> AskedKeys:
-        return AskedKeys(self._batch, self._exchange.wait(), self._nothing)
+    def _wait_impl(self) -> RequestedKeys:
+        return RequestedKeys(self._batch, self._exchange.wait(), self._nothing)
 
 
 class Here(InnerAwaitable, NoWait):  # type: ignore[misc]
     """An awaitable whose result is already known."""
 
 
-class OwnKeysAwaitable(Here):
+class LocalKeysAwaitable(Here):
     """Counterpart of ``CountsAwaitable`` with one rank, where no exchange is needed."""
 
     def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
-        super().__init__(Here(AskedKeys(batch, None, nothing)))
+        super().__init__(Here(RequestedKeys(batch, None, nothing)))
         self.batch = batch
 
 
-# Vectors and gradients
+# Embeddings and gradients
 
 
-class VectorExchange(RowExchange):
+class EmbeddingExchange(RowExchange):
     """Exchanges of embeddings and gradients of one batch, after the exchange of its ids."""
 
     def __init__(self, batch: Batch, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -137,52 +138,54 @@ class VectorExchange(RowExchange):
         self.batch = batch
 
 
-class SendVectors(torch.autograd.Function):
+class SendEmbeddings(torch.autograd.Function):
     """Owner side: sends embeddings in forward, receives gradients and updates rows in backward.
 
-    Returns a token for ``ReceiveVectors``. Tokens are empty; they make autograd call ``backward()``.
+    Returns a token for ``ReceiveEmbeddings``. Tokens are empty; they make autograd call ``backward()``.
     """
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange) -> torch.Tensor:
+    def forward(ctx: Any, token: torch.Tensor, exchange: EmbeddingExchange) -> torch.Tensor:
         ctx.exchange = exchange
         batch = exchange.batch
-        exchange.start([part.found().hand_out() for part in batch.parts], batch.received_GR, batch.sent_GR)
+        exchange.start(
+            [table_batch.found().expand() for table_batch in batch.table_batches], batch.received_GR, batch.sent_GR
+        )
         return token.new_empty(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, token: torch.Tensor) -> tuple[None, None]:
-        exchange: VectorExchange = ctx.exchange
-        for part, gradients_VD in zip(exchange.batch.parts, exchange.wait(), strict=True):
-            part.found().learn(gradients_VD)
+        exchange: EmbeddingExchange = ctx.exchange
+        for table_batch, gradients_VD in zip(exchange.batch.table_batches, exchange.wait(), strict=True):
+            table_batch.found().apply_gradients(gradients_VD)
         return None, None
 
 
-class ReceiveVectors(torch.autograd.Function):
+class ReceiveEmbeddings(torch.autograd.Function):
     """Requester side: receives embeddings and expands them in forward, reduces and sends gradients in backward.
 
-    Returns (B, D) for each output of the batch's parts. Gradients are multiplied by ``scale``.
+    Returns (B, D) for each output of the batch. Gradients are multiplied by ``scale``.
     """
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, exchange: VectorExchange, scale: float) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, token: torch.Tensor, exchange: EmbeddingExchange, scale: float) -> tuple[torch.Tensor, ...]:
         ctx.exchange, ctx.scale = exchange, scale
         batch = exchange.batch
         return tuple(
-            vectors_BD
-            for number, vectors_UD in enumerate(exchange.wait())
-            for vectors_BD in batch.parts[number].split(batch.hand_out(number, vectors_UD))
+            embeddings_BD
+            for index, embeddings_UD in enumerate(exchange.wait())
+            for embeddings_BD in batch.table_batches[index].split(batch.expand(index, embeddings_UD))
         )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        exchange: VectorExchange = ctx.exchange
+        exchange: EmbeddingExchange = ctx.exchange
         batch = exchange.batch
         sums_G = [
-            batch.add_up(number, gradients_BD, scale=ctx.scale)
-            for number, gradients_BD in enumerate(batch.join(gradients))
+            batch.reduce(index, gradients_BD, scale=ctx.scale)
+            for index, gradients_BD in enumerate(batch.join(gradients))
         ]
         exchange.start(sums_G, batch.sent_GR, batch.received_GR)
         return gradients[0].new_empty(0), None, None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sorts the features of a batch into a fixed order, by name.
 
 TorchRec records the positions of features in the first batch and uses them for all later ones. A later batch with its

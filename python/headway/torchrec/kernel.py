@@ -1,4 +1,5 @@
-"""One rank's part of a group of merged tables, as a TorchRec embedding kernel.
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's shard of a merged table, as a TorchRec embedding kernel.
 
 V keys that ranks ask for, W of them unique, B bags, D columns.
 """
@@ -16,12 +17,12 @@ from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbedding
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
-from headway._embedding import KeyStatus, Table, UniqueKeys, Workers
+from headway._embedding import KeyStatus, Table, ThreadPool, UniqueKeys
 from headway.embedding.lookup import FoundRows
 from headway.embedding.lookup_function import is_recomputation
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
-from headway.embedding.table_records import TablePart
+from headway.embedding.table_records import TableShard
 from headway.torchrec.settings import GroupMember
 
 #: Key of a table's ``GroupMember`` in TorchRec's fused_params.
@@ -29,14 +30,14 @@ MEMBER = "headway_member"
 
 
 @dataclass(frozen=True)
-class Lookup:
+class OwnerLookup:
     """Keys of a batch and their rows. Rows are searched again if they were removed or moved, or the table replaced."""
 
     kernel: TableKernel
     unique: UniqueKeys
     found: FoundRows  #: Rows of the unique keys.
 
-    def hand_out(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
+    def expand(self, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> torch.Tensor:
         """Pools the embeddings of the V keys: (B, D).
 
         Args:
@@ -45,10 +46,10 @@ class Lookup:
         """
         return self.kernel.table.gather_bags(self.unique, self._current_rows(), offsets=offsets, weights=weights)
 
-    def learn(
+    def apply_gradients(
         self, gradients_BD: torch.Tensor, *, offsets: torch.Tensor | None = None, weights: torch.Tensor | None = None
     ) -> None:
-        """Updates the rows once by the gradients of what ``hand_out()`` returned. They are summed in their order."""
+        """Updates the rows once by the gradients of what ``expand()`` returned. They are summed in their order."""
         kernel = self.kernel
         kernel.updates += 1
         kernel.table.update_bags(
@@ -73,20 +74,20 @@ class Lookup:
 
 
 class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[misc]
-    """Looks up the unique keys that all ranks ask this rank for. The ``Lookup`` reads and updates their rows.
+    """Looks up the unique keys that all ranks ask this rank for. The ``OwnerLookup`` reads and updates their rows.
 
     With ``eval()`` nothing is inserted or counted. On CUDA it does not wait for the device.
     """
 
     def __init__(
-        self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, workers: Workers, device: torch.device
+        self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, thread_pool: ThreadPool, device: torch.device
     ) -> None:
         super().__init__(config, pg)
         self.pg = pg
         members: list[GroupMember] = [table.fused_params[MEMBER] for table in config.embedding_tables]
         self.merged = MergedTable(tuple(member.config for member in members))
         self._seed = members[0].seed
-        self._workers = workers
+        self._thread_pool = thread_pool
         self._device = device
         self.learning_rate = self.merged.config.optimizer.lr
         self._statuses_W: torch.Tensor | None = None  #: ``KeyStatus`` of each key of the last lookup.
@@ -95,35 +96,37 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self.begin_step()
 
     def _build(self) -> Table:
-        return self.merged.build(seed=self._seed, num_ranks=self.pg.size(), workers=self._workers, device=self._device)
+        return self.merged.build(
+            seed=self._seed, num_ranks=self.pg.size(), thread_pool=self._thread_pool, device=self._device
+        )
 
     @property
-    def part(self) -> TablePart:
+    def shard(self) -> TableShard:
         """This kernel's table as source or destination of records."""
         names = tuple(table.name for table in self.merged.tables)
-        return TablePart(names, self.table, self.updates, self.pg.rank(), self.pg.size())
+        return TableShard(names, self.table, self.updates, self.pg.rank(), self.pg.size())
 
-    def part_of(self, read: ReadRecords) -> TablePart:
+    def shard_of(self, read: ReadRecords) -> TableShard:
         """Makes a new table with these records only. The kernel keeps its table until ``replace_by()``.
 
         Raises:
             MemoryError: there is no room for all records.
         """
-        part = replace(self.part, table=self._build(), updates=updates_of(read))
-        import_records(part, read)
-        part.table.resume_step(part.updates + 1, part.updates)
-        return part
+        shard = replace(self.shard, table=self._build(), updates=updates_of(read))
+        import_records(shard, read)
+        shard.table.resume_step(shard.updates + 1, shard.updates)
+        return shard
 
-    def replace_by(self, part: TablePart) -> None:
-        """Replaces the table by one that ``part_of()`` made. Cannot fail."""
-        self.table, self.updates = part.table, part.updates
+    def replace_by(self, shard: TableShard) -> None:
+        """Replaces the table by one that ``shard_of()`` made. Cannot fail."""
+        self.table, self.updates = shard.table, shard.updates
 
-    def forward(self, unique: UniqueKeys) -> Lookup:
+    def forward(self, unique: UniqueKeys) -> OwnerLookup:
         """Finds the rows of the keys; inserts and counts only in training, and not when a checkpoint recomputes."""
         inserts = self.training and not is_recomputation()
         look = self.table.find_or_insert if inserts else self.table.find
         rows_W, self._statuses_W = look(unique.keys)
-        return Lookup(self, unique, FoundRows(self.table, rows_W, self.table.generation))
+        return OwnerLookup(self, unique, FoundRows(self.table, rows_W, self.table.generation))
 
     def refused(self) -> torch.Tensor:
         """Returns the number of keys of the last lookup that got no row, () int64."""

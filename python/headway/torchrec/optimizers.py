@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps TorchRec's embedding optimizers to those of Headway's tables.
 
 ``apply_optimizer_in_backward()`` and a sharder's ``fused_params`` arrive here as one dictionary. Formulas and defaults
@@ -41,22 +42,22 @@ def optimizer_of(fused_params: Mapping[str, Any], table: str) -> Optimizer | Non
     kind = asked.pop("optimizer", None)
     if "beta1" in asked or "beta2" in asked:
         asked["betas"] = (asked.pop("beta1", 0.9), asked.pop("beta2", 0.999))
-    numbers = {field: asked.pop(name) for name, field in _FIELDS.items() if name in asked}
+    hyperparameters = {field: asked.pop(name) for name, field in _FIELDS.items() if name in asked}
     _expect_neutral(asked, table)
     if kind is None:
-        _expect_neutral(numbers, table)
+        _expect_neutral(hyperparameters, table)
         return None
     if kind not in _BY_TYPE:
         names = ", ".join(str(each.value) for each in _BY_TYPE)
         raise ValueError(f"table {table}: no optimizer of dynamic tables is like {kind}; there are: {names}")
-    return _make(_BY_TYPE[kind], numbers, table)
+    return _make(_BY_TYPE[kind], hyperparameters, table)
 
 
-def _make(kind: type[Optimizer], numbers: dict[str, Any], table: str) -> Optimizer:
-    if "lr" not in numbers:
+def _make(kind: type[Optimizer], hyperparameters: dict[str, Any], table: str) -> Optimizer:
+    if "lr" not in hyperparameters:
         raise ValueError(f"table {table}: {kind.__name__} needs a learning rate")
-    known = {name: value for name, value in numbers.items() if name in kind.__dataclass_fields__}
-    _expect_neutral({name: value for name, value in numbers.items() if name not in known}, table)
+    known = {name: value for name, value in hyperparameters.items() if name in kind.__dataclass_fields__}
+    _expect_neutral({name: value for name, value in hyperparameters.items() if name not in known}, table)
     return kind(**known)
 
 

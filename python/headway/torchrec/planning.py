@@ -1,10 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchRec's planner for models with dynamic tables, and ``shard()``, which plans and shards a model."""
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,13 +20,18 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ShardingOption, Storage
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
 from headway.embedding.devices import resolve_device
 from headway.torchrec.settings import DynamicTable
 from headway.torchrec.sharded_collections import KERNEL, SHARDING, configs_of
-from headway.torchrec.sharders import DynamicEmbeddingBagCollectionSharder, DynamicEmbeddingCollectionSharder
+from headway.torchrec.sharders import (
+    DynamicEmbeddingBagCollectionSharder,
+    DynamicEmbeddingCollectionSharder,
+    table_bytes,
+)
 
 
 class _Speeds(EmbeddingPerfEstimatorConfig):  # type: ignore[misc]
@@ -33,6 +41,33 @@ class _Speeds(EmbeddingPerfEstimatorConfig):  # type: ignore[misc]
         kernel = EmbeddingComputeKernel.FUSED.value if compute_kernel == KERNEL else compute_kernel
         bandwidth: float | None = super().get_device_bw(compute_device, kernel, *others, **more)
         return bandwidth
+
+
+class _StorageEstimator(EmbeddingStorageEstimator):  # type: ignore[misc]
+    """Memory estimates: a dynamic table has the bytes of its expected rows.
+
+    TorchRec would take them from ``num_embeddings``. For a virtual table it counts the memory of a batch alone, so
+    dynamic tables are virtual to it, and the bytes of their rows are added.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, DynamicTable], *, topology: Topology, constraints: Mapping[str, ParameterConstraints]
+    ) -> None:
+        virtual = {name: replace(constraints[name], use_virtual_table=True) for name in tables}
+        super().__init__(topology=topology, constraints={**constraints, **virtual})
+
+    def estimate(self, sharding_options: list[ShardingOption], *others: Any, **more: Any) -> None:
+        super().estimate(sharding_options, *others, **more)
+        for option in sharding_options:
+            if option.compute_kernel == KERNEL:
+                self._add_rows(option)
+
+    def _add_rows(self, option: ShardingOption) -> None:
+        on_cpu = self._topology.compute_device == "cpu"
+        bytes_total, num_rows = table_bytes(option.tensor), option.tensor.shape[0]
+        for shard in option.shards:
+            share = math.ceil(bytes_total * shard.size[0] / num_rows)
+            shard.storage += Storage(hbm=0, ddr=share) if on_cpu else Storage(hbm=share, ddr=0)
 
 
 class _Enumerator(EmbeddingEnumerator):  # type: ignore[misc]
@@ -83,17 +118,22 @@ def _portable(error: Exception) -> Exception:
 
 
 def sharders(tables: Mapping[str, DynamicTable], *, seed: int = 0, strict: bool = False) -> list[ModuleSharder]:
-    """Returns a sharder for each kind of collection.
+    """Returns a sharder for each kind of collection: with dynamic tables, and ``PECEmbeddingCollection`` without any.
 
     Args:
         tables: the dynamic tables by name.
         seed: seed of initial embeddings. An id begins with the same embedding on any number of ranks.
         strict: raise ``headway.embedding.NoRoomError`` on all ranks if an id gets no row because a table is full.
     """
-    return [
+    found: list[ModuleSharder] = [
         DynamicEmbeddingCollectionSharder(tables, seed=seed, strict=strict),
         DynamicEmbeddingBagCollectionSharder(tables, seed=seed, strict=strict),
     ]
+    if find_spec("torchrec.distributed.pec_embedding") is not None:  # TorchRec 1.6 does not have it.
+        from headway.torchrec.pec_sharder import StaticPECEmbeddingCollectionSharder
+
+        found.append(StaticPECEmbeddingCollectionSharder(tables))
+    return found
 
 
 def planner(
@@ -118,7 +158,7 @@ def planner(
     merged = _constrain(tables, constraints or {})
     estimators = [
         EmbeddingPerfEstimatorFactory.create_with_config(_Speeds(), topology=topology, constraints=merged),
-        EmbeddingStorageEstimator(topology=topology, constraints=merged),
+        _StorageEstimator(tables, topology=topology, constraints=merged),
     ]
     enumerator = _Enumerator(tables, topology=topology, batch_size=batch_size, constraints=merged, estimator=estimators)
     return _Planner(topology=topology, batch_size=batch_size, enumerator=enumerator, constraints=merged, **others)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of a dynamic table that are not in its ``EmbeddingConfig``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchRec's sharded collections, extended by dynamic tables."""
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from headway.embedding import NoRoomError
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import merge_tables
 from headway.embedding.state_records import add_records, take_records
-from headway.torchrec.exchange import CountsAwaitable, OwnKeysAwaitable
+from headway.torchrec.exchange import CountsAwaitable, LocalKeysAwaitable
 from headway.torchrec.feature_order import FeatureOrder
 from headway.torchrec.kernel import MEMBER, TableKernel
 from headway.torchrec.sequences import SequencesAwaitable
 from headway.torchrec.settings import DynamicTable, GroupMember
-from headway.torchrec.sharding import DynamicSharding, TableLookup
+from headway.torchrec.sharding import DynamicLookup, DynamicSharding
 
 #: Key in fused_params by which the sharder passes the ``DynamicTable``s by name, and the seed.
 SETTINGS = "headway_settings"
@@ -66,7 +67,7 @@ def resolve_settings(
             info.fused_params = {MEMBER: GroupMember(config, seed)}
             resolved.append(config)
             result.setdefault(DYNAMIC, []).append(info)
-    merge_tables(resolved)  # Raises if two names have the same table number.
+    merge_tables(resolved)  # Raises if two names have the same table id.
     return result
 
 
@@ -105,9 +106,9 @@ class _DynamicCollection:
         return resolve_settings(module, infos)
 
     def kernels(self) -> Iterator[TableKernel]:
-        """The kernels of this rank, one for each group of merged dynamic tables."""
+        """The kernels of this rank, one for each merged dynamic table."""
         for lookup in self._lookups:
-            if isinstance(lookup, TableLookup):
+            if isinstance(lookup, DynamicLookup):
                 yield from lookup._emb_modules
 
     @functools.cached_property
@@ -136,7 +137,7 @@ class _DynamicCollection:
         ordered = self._feature_order.apply(features)
         awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, ordered)  # type: ignore[misc]
         for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):
-            if isinstance(of_ids, CountsAwaitable | OwnKeysAwaitable):
+            if isinstance(of_ids, CountsAwaitable | LocalKeysAwaitable):
                 sharding_ctx.batch = of_ids.batch
         return awaitable
 
@@ -159,7 +160,7 @@ class _DynamicCollection:
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
-        add_records([kernel.part for kernel in self.kernels()], destination, f"{prefix}{self._tables_attribute}.")
+        add_records([kernel.shard for kernel in self.kernels()], destination, f"{prefix}{self._tables_attribute}.")
 
     def _load_from_state_dict(
         self,
@@ -173,7 +174,7 @@ class _DynamicCollection:
     ) -> None:
         kernels = list(self.kernels())
         read = take_records(
-            [kernel.part for kernel in kernels],
+            [kernel.shard for kernel in kernels],
             state_dict,
             f"{prefix}{self._tables_attribute}.",
             missing_keys=missing_keys,
@@ -184,9 +185,9 @@ class _DynamicCollection:
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         # All or nothing: make all new tables, which may fail, before the first one is replaced.
-        made = [(kernel, kernel.part_of(records)) for kernel, records in zip(kernels, read, strict=True) if records]
-        for kernel, part in made:
-            kernel.replace_by(part)
+        made = [(kernel, kernel.shard_of(records)) for kernel, records in zip(kernels, read, strict=True) if records]
+        for kernel, shard in made:
+            kernel.replace_by(shard)
 
 
 class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]
@@ -214,7 +215,7 @@ class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection)
 
     def _sequences(self, theirs: EmbeddingCollectionAwaitable) -> SequencesAwaitable:
         """Replaces TorchRec's awaitable, which concatenates the embeddings of all features and splits them again."""
-        dynamic = [isinstance(lookup, TableLookup) for lookup in self._lookups]
+        dynamic = [isinstance(lookup, DynamicLookup) for lookup in self._lookups]
 
         def ours(values: Sequence[Any]) -> list[Any]:
             return [value for value, is_ours in zip(values, dynamic, strict=True) if is_ours]
@@ -315,8 +316,8 @@ def statistics(model: torch.nn.Module) -> dict[str, dict[str, int]]:
     Args:
         model: a sharded model.
     Returns:
-        for each merged table, named ``<path of the collection>.<merged table>``: rows, bytes, and numbers of inserted,
-        evicted and refused keys and so on, as in ``headway.embedding.HashTableCollection.statistics()``.
+        rows, bytes, and numbers of inserted, evicted and refused keys and so on, as in
+        ``headway.embedding.HashTableCollection.statistics()``, by ``<path of the collection>.<merged table>``.
     """
     return {
         f"{path}.{kernel.merged.name}": {**kernel.table.size(), **kernel.table.statistics()}

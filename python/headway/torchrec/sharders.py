@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharders of collections with dynamic tables. Collections without any are sharded by TorchRec."""
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner.shard_estimators import _get_optimizer_multipler
-from torchrec.distributed.types import ParameterSharding, ParameterStorage, ShardingEnv, ShardingEnv2D
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingEnv2D
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import PoolingType
 
-from headway._embedding import Workers
+from headway._embedding import ThreadPool
 from headway.embedding.agreement import agreement, settings_of
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import MergedTable
@@ -28,7 +28,7 @@ from headway.torchrec.sharded_collections import (
     configs_of,
 )
 
-#: Attribute of a dynamic table's parameter: its settings and its config, for storage_usage().
+#: Attribute of a dynamic table's parameter: its settings, its config and fused_params of its sharder.
 _MARK = "_headway_table"
 
 
@@ -84,7 +84,9 @@ class _DynamicSharder:
 
     def _expect_feasible(self, module: Any, env: ShardingEnv, device: torch.device | None) -> None:
         if torch.device(module.device).type != "meta":
-            raise ValueError("make collections of dynamic tables on device 'meta': their vectors are in tables alone")
+            raise ValueError(
+                "make collections of dynamic tables on device 'meta': their embeddings are in tables alone"
+            )
         resolve_device(device)
         if isinstance(env, ShardingEnv2D):
             raise ValueError("dynamic tables are not for 2D parallelism")
@@ -99,7 +101,8 @@ class _DynamicSharder:
             for config in configs_of(module):
                 if config.name not in self.tables:
                     continue
-                setattr(parameters[config.name], _MARK, (self.tables[config.name], config))
+                fused_params = self.fused_params  # type: ignore[attr-defined]
+                setattr(parameters[config.name], _MARK, (self.tables[config.name], config, fused_params))
         return parameters
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -112,36 +115,28 @@ class _DynamicSharder:
             theirs = []
         return [*theirs, KERNEL] if sharding_type == SHARDING else theirs
 
-    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Returns the bytes of a whole table in host or GPU memory.
 
-        The planner adds its own estimate of optimizer state, a multiple of these bytes. They are divided by 1 + that
-        multiple here, so that the sum is right.
-        """
-        if compute_kernel != KERNEL:
-            usage: dict[str, int] = super().storage_usage(tensor, compute_device_type, compute_kernel)  # type: ignore[misc]
-            return usage
-        settings, config = getattr(tensor, _MARK)
-        optimizer_class = getattr(tensor, "_optimizer_classes", [None])[0]
-        rows = settings.expected_rows or config.num_embeddings
-        bytes_total = rows * row_bytes(settings, config, self._fused_params_of(tensor, optimizer_class))
-        memory = ParameterStorage.DDR if compute_device_type == "cpu" else ParameterStorage.HBM
-        return {memory.value: round(bytes_total / (1 + _get_optimizer_multipler(optimizer_class, tensor.shape)))}
+def table_bytes(parameter: torch.Tensor) -> int:
+    """Returns the bytes of all rows that are expected in a dynamic table.
 
-    def _fused_params_of(self, tensor: torch.Tensor, optimizer_class: Any) -> dict[str, Any]:
-        params = {**(self.fused_params or {})}  # type: ignore[attr-defined]
-        if optimizer_class is not None:
-            params.update(getattr(tensor, "_optimizer_kwargs", [{}])[0])
-            params["optimizer"] = optimizer_type_to_emb_opt_type(optimizer_class)
-        if "lr" in params:
-            params["learning_rate"] = params.pop("lr")
-        return params
+    Args:
+        parameter: the table's parameter, as ``shardable_parameters()`` returns it.
+    """
+    settings, config, fused_params = getattr(parameter, _MARK)
+    params = {**(fused_params or {})}
+    optimizer_class = getattr(parameter, "_optimizer_classes", [None])[0]
+    if optimizer_class is not None:
+        params.update(getattr(parameter, "_optimizer_kwargs", [{}])[0])
+        params["optimizer"] = optimizer_type_to_emb_opt_type(optimizer_class)
+    if "lr" in params:
+        params["learning_rate"] = params.pop("lr")
+    return (settings.expected_rows or int(config.num_embeddings)) * row_bytes(settings, config, params)
 
 
 def row_bytes(settings: DynamicTable, config: Any, fused_params: Mapping[str, Any]) -> int:
     """Returns the bytes of a float32 row: embedding, optimizer state, key, lookup count and step."""
     table = MergedTable((settings.resolve(config, fused_params),))
-    state_size = table.build(seed=0, num_ranks=1, workers=Workers(1)).state_size
+    state_size = table.build(seed=0, num_ranks=1, thread_pool=ThreadPool(1)).state_size
     return 4 * (int(config.embedding_dim) + state_size) + KEY_AND_NOTE_BYTES
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Row-wise sharding by hash: the hash of an id decides which rank owns it, not a range of ids."""
 
 from __future__ import annotations
@@ -16,30 +17,32 @@ from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 
-from headway._embedding import Workers
+from headway._embedding import ThreadPool
 from headway.embedding.config import Pooling
 from headway.embedding.devices import resolve_device
-from headway.torchrec.batch import AskedKeys, BatchMaker, GroupFeatures
+from headway.torchrec.batch import BatchMaker, MergedFeatures, RequestedKeys
 from headway.torchrec.exchange import (
     CountsAwaitable,
+    EmbeddingExchange,
     Here,
     InnerAwaitable,
-    OwnKeysAwaitable,
-    ReceiveVectors,
-    SendVectors,
-    VectorExchange,
+    LocalKeysAwaitable,
+    ReceiveEmbeddings,
+    SendEmbeddings,
     join,
 )
 from headway.torchrec.kernel import TableKernel
-from headway.torchrec.own_rows import HandOutRows
+from headway.torchrec.local_lookup import ExpandRows
 
 _POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean", PoolingType.NONE: None}
 
 
-def group_features(config: GroupedEmbeddingConfig) -> GroupFeatures:
+def merged_features(config: GroupedEmbeddingConfig) -> MergedFeatures:
     """Returns the features of a TorchRec group of tables."""
     tables = tuple(table.name for table in config.embedding_tables for _ in table.feature_names)
-    return GroupFeatures(tables, config.embedding_tables[0].embedding_dim, _POOLING[config.pooling], config.is_weighted)
+    return MergedFeatures(
+        tables, config.embedding_tables[0].embedding_dim, _POOLING[config.pooling], config.is_weighted
+    )
 
 
 class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
@@ -48,23 +51,23 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], env: ShardingEnv, device: Any) -> None:
         super().__init__(sharding_infos, env, device)
         self._place = resolve_device(device)
-        self._workers = Workers(torch.get_num_threads() if self._place.type == "cpu" else 1)
+        self._thread_pool = ThreadPool(torch.get_num_threads() if self._place.type == "cpu" else 1)
 
     def create_input_dist(self, device: torch.device | None = None) -> IdDist:
-        return IdDist(self._pg, self._features(), self._workers, self._place)
+        return IdDist(self._pg, self._features(), self._thread_pool, self._place)
 
     def create_lookup(
         self, device: torch.device | None = None, fused_params: Any = None, feature_processor: Any = None
-    ) -> TableLookup:
-        return TableLookup(
-            self._grouped_embedding_configs, self._workers, pg=self._pg, device=self._place, env=self._env
+    ) -> DynamicLookup:
+        return DynamicLookup(
+            self._grouped_embedding_configs, self._thread_pool, pg=self._pg, device=self._place, env=self._env
         )
 
-    def create_output_dist(self, device: torch.device | None = None) -> VectorDist:
-        return VectorDist(self._pg, self._features())
+    def create_output_dist(self, device: torch.device | None = None) -> EmbeddingDist:
+        return EmbeddingDist(self._pg, self._features())
 
-    def _features(self) -> list[GroupFeatures]:
-        return [group_features(config) for config in self._grouped_embedding_configs]
+    def _features(self) -> list[MergedFeatures]:
+        return [merged_features(config) for config in self._grouped_embedding_configs]
 
 
 class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
@@ -74,99 +77,99 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
     """
 
     def __init__(
-        self, pg: dist.ProcessGroup, groups: list[GroupFeatures], workers: Workers, device: torch.device
+        self, pg: dist.ProcessGroup, features_of: list[MergedFeatures], thread_pool: ThreadPool, device: torch.device
     ) -> None:
         super().__init__()
         self._pg = pg
-        self._maker = BatchMaker(groups, pg, workers, device)
-        self._nothing = torch.zeros(len(groups), dtype=torch.int64, device=device)
+        self._maker = BatchMaker(features_of, pg, thread_pool, device)
+        self._nothing = torch.zeros(len(features_of), dtype=torch.int64, device=device)
 
-    def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | OwnKeysAwaitable:
+    def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | LocalKeysAwaitable:
         batch = self._maker.make(sparse_features)
         if self._pg.size() == 1:
-            return OwnKeysAwaitable(batch, self._nothing)
+            return LocalKeysAwaitable(batch, self._nothing)
         return CountsAwaitable(batch, self._pg, self._nothing)
 
 
-class TableLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """One kernel per group. Kernels find rows; ``VectorDist`` reads the embeddings from them."""
+class DynamicLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
+    """One kernel per merged table. Kernels find rows; ``EmbeddingDist`` reads the embeddings from them."""
 
-    def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], workers: Workers, **others: Any) -> None:
-        self._workers = workers  # Set first: TorchRec's constructor makes the kernels.
+    def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], thread_pool: ThreadPool, **others: Any) -> None:
+        self._thread_pool = thread_pool  # Set first: TorchRec's constructor makes the kernels.
         super().__init__(grouped_configs, **others)
         # A plain tensor, not a parameter of the model.
         self._token = torch.zeros(0, device=others["device"], requires_grad=True)
 
-    def forward(self, sparse_features: AskedKeys) -> torch.Tensor:
-        """Looks up the keys of all groups, and puts the lookups into the batch. Returns an empty token for autograd."""
-        parts = sparse_features.batch.parts
-        for kernel, part, unique in zip(self._emb_modules, parts, sparse_features.unique(), strict=True):
-            part.lookup = kernel(unique)
+    def forward(self, sparse_features: RequestedKeys) -> torch.Tensor:
+        """Looks up the keys of all merged tables for the batch. Returns an empty token for autograd."""
+        table_batches = sparse_features.batch.table_batches
+        for kernel, table_batch, unique in zip(self._emb_modules, table_batches, sparse_features.unique(), strict=True):
+            table_batch.lookup = kernel(unique)
         return self._token
 
     def _create_embedding_kernel(
         self, config: GroupedEmbeddingConfig, pg: dist.ProcessGroup, device: torch.device | None, env: Any = None
     ) -> TableKernel:
-        return TableKernel(config, pg, self._workers, resolve_device(device))
+        return TableKernel(config, pg, self._thread_pool, resolve_device(device))
 
 
-class VectorDist(BaseEmbeddingDist):  # type: ignore[misc]
+class EmbeddingDist(BaseEmbeddingDist):  # type: ignore[misc]
     """Returns embeddings to the ranks that asked for them, and arranges them by feature.
 
     It divides gradients by the number of ranks, as TorchRec's exchanges do, unless ``set_gradient_division(False)``.
     """
 
-    def __init__(self, pg: dist.ProcessGroup, groups: list[GroupFeatures]) -> None:
+    def __init__(self, pg: dist.ProcessGroup, features_of: list[MergedFeatures]) -> None:
         super().__init__()
-        self._pg, self._groups = pg, groups
+        self._pg, self._features_of = pg, features_of
 
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any = None) -> Awaitable:
         batch, varying = sharding_ctx.batch, sharding_ctx.variable_batch_per_feature
         if self._pg.size() == 1:
-            outputs = HandOutRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
-            return Here(_arrange(outputs, self._groups, varying=varying))
-        exchange = VectorExchange(batch, [group.dim for group in self._groups], self._pg)
-        token = SendVectors.apply(local_embs, exchange)  # type: ignore[no-untyped-call]
-        return _FeatureVectors(token, exchange, self._groups, varying)
+            outputs = ExpandRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
+            return Here(_arrange(outputs, self._features_of, varying=varying))
+        exchange = EmbeddingExchange(batch, [each.dim for each in self._features_of], self._pg)
+        token = SendEmbeddings.apply(local_embs, exchange)  # type: ignore[no-untyped-call]
+        return _FeatureEmbeddings(token, exchange, self._features_of, varying)
 
 
-class _FeatureVectors(InnerAwaitable):
+class _FeatureEmbeddings(InnerAwaitable):
     """Awaits the embeddings of a batch that other ranks send."""
 
     def __init__(
-        self, token: torch.Tensor, exchange: VectorExchange, groups: list[GroupFeatures], varying: bool
+        self, token: torch.Tensor, exchange: EmbeddingExchange, features_of: list[MergedFeatures], varying: bool
     ) -> None:
         super().__init__()
-        self._token, self._exchange, self._groups, self._varying = token, exchange, groups, varying
+        self._token, self._exchange, self._features_of, self._varying = token, exchange, features_of, varying
 
     def _wait_impl(self) -> Sequence[torch.Tensor] | torch.Tensor:
         divide = comm_ops.get_gradient_division()
         scale = 1.0 / self._exchange.num_ranks if divide else 1.0
-        outputs = ReceiveVectors.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
-        return _arrange(outputs, self._groups, varying=self._varying)
+        outputs = ReceiveEmbeddings.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
+        return _arrange(outputs, self._features_of, varying=self._varying)
 
 
 def _arrange(
-    outputs: Sequence[torch.Tensor], groups: Sequence[GroupFeatures], *, varying: bool
+    outputs: Sequence[torch.Tensor], features_of: Sequence[MergedFeatures], *, varying: bool
 ) -> Sequence[torch.Tensor] | torch.Tensor:
     """Arranges outputs as TorchRec expects them.
 
     Args:
-        outputs: for sequences (K, D) for each feature; for bags (F * batch, D) for each group of F features.
-        groups: the groups.
+        outputs: for sequences (K, D) for each feature; for bags (F * batch, D) for each merged table with F features.
+        features_of: the features of each merged table.
         varying: batch sizes differ between features.
     Returns:
         for sequences the outputs as they are; for bags (batch, columns of all features), or flat, feature by feature,
         if batch sizes differ.
     """
-    if groups[0].pooling is None:
+    if features_of[0].pooling is None:
         return outputs
     if varying:
         return join([output.reshape(-1) for output in outputs])
     return join(
         [
-            output.view(group.num_features, -1, group.dim).transpose(0, 1).flatten(1)
-            for output, group in zip(outputs, groups, strict=True)
+            output.view(each.num_features, -1, each.dim).transpose(0, 1).flatten(1)
+            for output, each in zip(outputs, features_of, strict=True)
         ],
         dim=1,
     )

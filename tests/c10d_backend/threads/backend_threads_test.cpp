@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tests the backend without Python: ranks are threads of one process, and each rank has several threads. Meant for
 // builds under the sanitizers.
 
-#include "headway_backend.hpp"
-#include "live_parts.hpp"
+#include "backend/headway_backend.hpp"
+#include "runtime/exit_hooks.hpp"
 #include "sum_backend.hpp"
 #include "torch_headers.hpp"
 
@@ -13,7 +15,9 @@
 #include <barrier>
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,7 +33,7 @@ constexpr int kSize = 2;
 constexpr int kRounds = 60;
 
 /// Two ranks per test, by engine. Reductions go to a SumBackend.
-class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
+class BackendThreadsTest : public testing::TestWithParam<comm::Transport> {
  protected:
   /// Runs `body` in one thread per rank, each with its own backend.
   void run_ranks(std::function<void(BackendPtr)> const& body) {
@@ -49,7 +53,7 @@ class BackendThreadsTest : public testing::TestWithParam<comm::Engine> {
 
   BackendPtr make_backend(c10::intrusive_ptr<c10d::Store> const& store, std::shared_ptr<SumHub> const& hub, int rank) {
     comm::GroupOptions settings;
-    settings.engine = GetParam();
+    settings.transport = GetParam();
     settings.timeout = std::chrono::seconds(60);
     settings.slot_bytes = 4096;
     auto options = c10::make_intrusive<HeadwayOptions>(settings);
@@ -189,9 +193,11 @@ TEST_P(BackendThreadsTest, WorksMayBeDroppedByAnyThreadAtAnyTime) {
 }
 
 TEST_P(BackendThreadsTest, AnAbortEndsAllThatOtherThreadsWaitFor) {
-  run_ranks([](BackendPtr const& backend) {
+  std::latch started(kSize);  // Rank 0 aborts after both ranks have started: a later start fails by itself.
+  run_ranks([&](BackendPtr const& backend) {
     auto const tensor = at::empty({4});
     auto const work = receive(*backend, tensor);
+    started.count_down();
     std::atomic<int> failed = 0;
     std::vector<std::jthread> threads;
     for (int i = 0; i < 2; ++i) {
@@ -205,7 +211,10 @@ TEST_P(BackendThreadsTest, AnAbortEndsAllThatOtherThreadsWaitFor) {
         EXPECT_NE(work->exception(), nullptr);
       });
     }
-    if (backend->getRank() == 0) backend->abort();
+    if (backend->getRank() == 0) {
+      started.wait();
+      backend->abort();
+    }
     threads.clear();
     while (failed < 2) std::this_thread::yield();
     EXPECT_NE(backend->getError(), c10d::ErrorType::SUCCESS);
@@ -230,7 +239,7 @@ TEST_P(BackendThreadsTest, ThreadsThatUseABackendLearnThatItWasShutDown) {
     });
     threads.emplace_back(use, [&] { backend->setTimeout(milliseconds(60000)); });
     threads.emplace_back(use, [&] { static_cast<void>(backend->getError()); });
-    threads.emplace_back(use, [&] { static_cast<void>(backend->handle()->group().stats()); });
+    threads.emplace_back(use, [&] { static_cast<void>(backend->handle()->group().monitor().stats()); });
     std::this_thread::sleep_for(milliseconds(20));
     backend->shutdown();
     threads.clear();
@@ -254,7 +263,7 @@ TEST_P(BackendThreadsTest, CallsBetweenStartAndEndOfCoalescingBelongToTheirThrea
 
 // This test must be the last one, since a process ends only once.
 TEST_P(BackendThreadsTest, TheEndOfTheProgramEndsGroupsAndThreadsWhoeverHoldsThem) {
-  if (GetParam() != comm::Engine::kShm) GTEST_SKIP() << "a process ends once";
+  if (GetParam() != comm::Transport::kShm) GTEST_SKIP() << "a process ends once";
   std::mutex mutex;
   std::vector<WorkPtr> kept;
   std::vector<BackendPtr> backends;
@@ -270,14 +279,14 @@ TEST_P(BackendThreadsTest, TheEndOfTheProgramEndsGroupsAndThreadsWhoeverHoldsThe
     }
   });
   std::jthread const waiter([&] { EXPECT_THROW(kept[0]->wait(), c10::DistBackendError); });
-  end_live_parts(milliseconds(0), std::chrono::seconds(10));
+  run_exit_hooks(milliseconds(0), std::chrono::seconds(10));
   EXPECT_EQ(failed, 6) << "callbacks have run";
   EXPECT_THROW(static_cast<void>(receive(*backends[0], at::empty({4}))), c10::DistBackendError);
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, BackendThreadsTest, testing::Values(comm::Engine::kInproc, comm::Engine::kShm),
+INSTANTIATE_TEST_SUITE_P(Engines, BackendThreadsTest, testing::Values(comm::Transport::kInproc, comm::Transport::kShm),
                          [](auto const& tested) {
-                           return std::string(tested.param == comm::Engine::kShm ? "shm" : "inproc");
+                           return std::string(tested.param == comm::Transport::kShm ? "shm" : "inproc");
                          });
 
 }  // namespace

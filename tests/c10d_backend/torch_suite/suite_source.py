@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads PyTorch's own suite of distributed tests, and adds a backend's name wherever the suite singles out Gloo.
 
 The suite decides by name which tests a backend may run. It skips all DDP tests of a backend that its lists do not name,

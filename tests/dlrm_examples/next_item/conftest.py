@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures: one thread, and ratings in MovieLens' format in which each film predicts the next one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: training, printed and written results. Operator and reference train alike."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Histories from files, training windows, and ranks."""
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlrm_examples.bls_dlrm.log_format import DataError
 from dlrm_examples.next_item.batches import evaluation_batches, training_batches
 from dlrm_examples.next_item.evaluation import evaluate, popularity_scores
 from dlrm_examples.next_item.histories import Histories, read_histories
 from dlrm_examples.next_item.ranking import quality_of, ranks_of
+from dlrm_examples.support.data.log_format import DataError
 
 CPU = torch.device("cpu")
 HEADER = "userId,movieId,rating,timestamp"

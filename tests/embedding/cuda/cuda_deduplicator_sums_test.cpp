@@ -1,4 +1,6 @@
-// hand_out() and add_up() on a CUDA device, compared with the CPU.
+// SPDX-License-Identifier: Apache-2.0
+
+// expand() and reduce() on a CUDA device, compared with the CPU.
 
 #include "deduplicator_fixture.hpp"
 #include "headway/embedding/cuda_table.hpp"
@@ -27,10 +29,10 @@ class CudaDeduplicatorSumsTest : public CudaDeduplicatorTest {
       auto const of_unique = random_integers(random_, unique.size() * dim);
       auto const of_bags = random_integers(random_, num_bags * dim);
       std::vector<float> out(of_bags.size()), sums(of_unique.size());
-      cpu_->hand_out(unique, bags.view(), of_unique, out);
-      cpu_->add_up(unique, bags.view(), of_bags, sums);
-      EXPECT_TRUE(hand_out(room, bags, dim, of_unique, out.size()) == out);
-      EXPECT_TRUE(add_up(room, bags, dim, of_bags, sums.size()) == sums);
+      cpu_->expand(unique, bags.view(), of_unique, out);
+      cpu_->reduce(unique, bags.view(), of_bags, sums);
+      EXPECT_TRUE(expand(room, bags, dim, of_unique, out.size()) == out);
+      EXPECT_TRUE(reduce(room, bags, dim, of_bags, sums.size()) == sums);
     }
   }
 };
@@ -74,14 +76,14 @@ TEST_F(CudaDeduplicatorSumsTest, SumsHaveTheSameBitsInAllRunsWhateverTheAlignmen
   auto const unique = cpu_->deduplicate(batch.keys());
   std::vector<float> values(kSize * kDim), expected(unique.size() * kDim);
   for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random_);
-  cpu_->add_up(unique, {}, values, expected);
-  auto const sums = add_up(room, {}, kDim, values, expected.size());
+  cpu_->reduce(unique, {}, values, expected);
+  auto const sums = reduce(room, {}, kDim, values, expected.size());
   for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_NEAR(sums[i], expected[i], 2e-3) << i;
-  EXPECT_TRUE(add_up(room, {}, kDim, values, expected.size()) == sums);
+  EXPECT_TRUE(reduce(room, {}, kDim, values, expected.size()) == sums);
 
   values.insert(values.begin(), 0);
   DeviceArray<float> const shifted(values), out(expected.size(), -99);
-  deduplicator_->add_up(room.view(), {}, kDim, shifted.span().subspan(1), out.span());
+  deduplicator_->reduce(room.view(), {}, kDim, shifted.span().subspan(1), out.span());
   EXPECT_TRUE(out.all() == sums);
 }
 
@@ -104,7 +106,7 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
   auto const of_cpu = make_cpu_table(options);
   of_cpu->find_or_insert(unique.keys(), rows_of_cpu, {});
   of_cpu->gather(unique.keys(), rows_of_cpu, before);
-  of_cpu->update_bags(unique.keys(), rows_of_cpu, unique.of_keys(), bags.view(), gradients, step);
+  of_cpu->update_bags(unique.keys(), rows_of_cpu, unique.csr(), bags.view(), gradients, step);
   of_cpu->gather(unique.keys(), rows_of_cpu, expected);
 
   DeviceBatch const on_device(batch);
@@ -121,8 +123,10 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
     DeviceArray<RowId> const rows(kSize, RowId{0x77777777});
     table->find_or_insert(keys, rows.span(), {});
     keys.num_known = num_known == nullptr ? keys.num_known : num_known;
-    table->update_bags(keys, rows.span(), {.numbers = view.numbers, .members = view.members, .begins = view.begins},
-                       {.offsets = offsets.span(), .weights = weights.span()}, from.span(), step);
+    table->update_bags(
+        keys, rows.span(),
+        {.inverse_indices = view.inverse_indices, .csr_indices = view.csr_indices, .csr_offsets = view.csr_offsets},
+        {.offsets = offsets.span(), .weights = weights.span()}, from.span(), step);
     DeviceArray<float> const out(kSize * kDim, 0);
     table->gather(view.keys(), rows.span(), out.span());
     static_cast<void>(table->size());

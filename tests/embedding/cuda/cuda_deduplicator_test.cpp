@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Deduplication, reordering and routing on a CUDA device, compared with the CPU.
 
 #include "deduplicator_fixture.hpp"
-#include "headway/comm/status.hpp"
+#include "headway/base/status.hpp"
 #include "headway/embedding/routing.hpp"
 
 #include <algorithm>
@@ -48,11 +50,11 @@ TEST_F(CudaDeduplicatorTest, KeysMayBeTakenAsUnique) {
           random_batch(random_, {.size = size, .num_ids = 10, .num_tables = 3, .end_of_counts = end_of_counts});
       DeviceBatch const on_device(batch);
       Room const room(on_device.keys());
-      deduplicator_->take_as_unique(on_device.keys(), room.view());
-      expect_same(room.download(size), take_as_unique(batch.keys()));
+      deduplicator_->from_unique(on_device.keys(), room.view());
+      expect_same(room.download(size), from_unique(batch.keys()));
       auto const values = random_integers(random_, size * 4);
-      EXPECT_EQ(hand_out(room, {}, 4, values, values.size()), values);
-      EXPECT_EQ(add_up(room, {}, 4, values, values.size()), values);
+      EXPECT_EQ(expand(room, {}, 4, values, values.size()), values);
+      EXPECT_EQ(reduce(room, {}, 4, values, values.size()), values);
     }
   }
 }
@@ -67,8 +69,8 @@ TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {
     std::size_t const known = std::min<std::size_t>(num_known, kSize);
     auto const keys = on_device.keys(on_device_known.data());
     Room const room(keys);
-    deduplicator_->take_as_unique(keys, room.view());
-    expect_same(room.download(known), take_as_unique(batch.keys(known)));
+    deduplicator_->from_unique(keys, room.view());
+    expect_same(room.download(known), from_unique(batch.keys(known)));
     deduplicator_->deduplicate(keys, room.view());
     auto const unique = cpu_->deduplicate(batch.keys(known));
     expect_same(room.download(known), unique);
@@ -77,11 +79,11 @@ TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {
     auto const of_unique = random_integers(random_, unique.size() * kDim),
                of_keys = random_integers(random_, kSize * kDim);
     std::vector<float> out(known * kDim), sums(of_unique.size());
-    cpu_->hand_out(unique, {}, of_unique, out);
-    cpu_->add_up(unique, {}, std::span(of_keys).first(known * kDim), sums);
-    auto actual = hand_out(room, {}, kDim, of_unique, kSize * kDim);
+    cpu_->expand(unique, {}, of_unique, out);
+    cpu_->reduce(unique, {}, std::span(of_keys).first(known * kDim), sums);
+    auto actual = expand(room, {}, kDim, of_unique, kSize * kDim);
     EXPECT_TRUE(std::ranges::equal(std::span(actual).first(out.size()), out));
-    actual = add_up(room, {}, kDim, of_keys, kSize * kDim);
+    actual = reduce(room, {}, kDim, of_keys, kSize * kDim);
     EXPECT_TRUE(std::ranges::equal(std::span(actual).first(sums.size()), sums));
     EXPECT_TRUE(std::ranges::all_of(std::span(actual).subspan(sums.size()), [](float value) { return value == -99; }));
   }
@@ -162,40 +164,40 @@ TEST_F(CudaDeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
   with_one_count.counts = ones.span();
   of_other_table.table = 4;
   for (auto const& wrong : {with_one_table, with_one_count, of_other_table}) {
-    EXPECT_THROW(deduplicator_->deduplicate(wrong, room.view()), comm::UsageError);
-    EXPECT_THROW(deduplicator_->take_as_unique(wrong, room.view()), comm::UsageError);
+    EXPECT_THROW(deduplicator_->deduplicate(wrong, room.view()), base::UsageError);
+    EXPECT_THROW(deduplicator_->from_unique(wrong, room.view()), base::UsageError);
   }
-  auto without_size = room.view(), with_few_begins = room.view();
+  auto without_size = room.view(), with_few_offsets = room.view();
   without_size.size = nullptr;
-  with_few_begins.begins = with_few_begins.begins.first(3);
-  for (auto const& wrong : {without_size, with_few_begins}) {
-    EXPECT_THROW(deduplicator_->deduplicate(keys, wrong), comm::UsageError);
+  with_few_offsets.csr_offsets = with_few_offsets.csr_offsets.first(3);
+  for (auto const& wrong : {without_size, with_few_offsets}) {
+    EXPECT_THROW(deduplicator_->deduplicate(keys, wrong), base::UsageError);
   }
 
   deduplicator_->deduplicate(keys, room.view());
   DeviceBatch const of_others({.ids = {7, 9}});
   Room const smaller(of_others.keys());
-  EXPECT_THROW(deduplicator_->reorder(room.view(), ones.span(), smaller.view()), comm::UsageError);
-  EXPECT_THROW(deduplicator_->reorder(without_size, ones.span(), room.view()), comm::UsageError);
+  EXPECT_THROW(deduplicator_->reorder(room.view(), ones.span(), smaller.view()), base::UsageError);
+  EXPECT_THROW(deduplicator_->reorder(without_size, ones.span(), room.view()), base::UsageError);
   DeviceArray<float> const values(6, 1), sums(4, 1);
-  auto const add_up = [&](std::size_t dim, std::size_t num_values, std::size_t num_sums) {
-    deduplicator_->add_up(room.view(), {}, dim, values.span().first(num_values), sums.span().first(num_sums));
+  auto const reduce = [&](std::size_t dim, std::size_t num_values, std::size_t num_sums) {
+    deduplicator_->reduce(room.view(), {}, dim, values.span().first(num_values), sums.span().first(num_sums));
   };
-  add_up(2, 6, 4);
+  reduce(2, 6, 4);
   EXPECT_EQ(sums.all(), (std::vector<float>{2, 2, 1, 1}));
-  EXPECT_THROW(add_up(2, 5, 4), comm::UsageError);
-  EXPECT_THROW(add_up(2, 6, 3), comm::UsageError);
-  EXPECT_THROW(add_up(1, 6, 4), comm::UsageError);
-  EXPECT_THROW(add_up(0, 0, 0), comm::UsageError);
-  EXPECT_THROW(deduplicator_->hand_out(room.view(), {.weights = sums.span()}, 2, sums.span(), values.span()),
-               comm::UsageError);
-  EXPECT_THROW(deduplicator_->hand_out(room.view(), {}, 2, sums.span().first(3), values.span()), comm::UsageError);
+  EXPECT_THROW(reduce(2, 5, 4), base::UsageError);
+  EXPECT_THROW(reduce(2, 6, 3), base::UsageError);
+  EXPECT_THROW(reduce(1, 6, 4), base::UsageError);
+  EXPECT_THROW(reduce(0, 0, 0), base::UsageError);
+  EXPECT_THROW(deduplicator_->expand(room.view(), {.weights = sums.span()}, 2, sums.span(), values.span()),
+               base::UsageError);
+  EXPECT_THROW(deduplicator_->expand(room.view(), {}, 2, sums.span().first(3), values.span()), base::UsageError);
 
   DeviceArray<std::int64_t> const counts(kNumVirtualBuckets + 1, 0);
   DeviceArray<std::uint32_t> const order(3, 0);
-  EXPECT_THROW(deduplicator_->route(keys, order.span(), {}), comm::UsageError);
-  EXPECT_THROW(deduplicator_->route(keys, order.span(), counts.span()), comm::UsageError);
-  EXPECT_THROW(deduplicator_->route(keys, order.span().first(2), counts.span().first(1)), comm::UsageError);
+  EXPECT_THROW(deduplicator_->route(keys, order.span(), {}), base::UsageError);
+  EXPECT_THROW(deduplicator_->route(keys, order.span(), counts.span()), base::UsageError);
+  EXPECT_THROW(deduplicator_->route(keys, order.span().first(2), counts.span().first(1)), base::UsageError);
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Steps of a CUDA table near max_rows, enqueued while the device is far behind the host.
 
 #include "device_array.hpp"
@@ -27,7 +29,9 @@ namespace {
 /// A CUDA stream that the host can block: work enqueued after hold() starts after release().
 class HeldStream {
  public:
-  HeldStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  HeldStream() {
+    base::check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  }
   HeldStream(HeldStream const&) = delete;
   HeldStream& operator=(HeldStream const&) = delete;
   ~HeldStream() {
@@ -41,12 +45,12 @@ class HeldStream {
   }
   void hold() {
     is_released_ = false;
-    check(cudaLaunchHostFunc(
-              stream_, [](void* self) { static_cast<HeldStream*>(self)->wait_until_released(); }, this),
-          "cudaLaunchHostFunc");
+    base::check_cuda(cudaLaunchHostFunc(
+                         stream_, [](void* self) { static_cast<HeldStream*>(self)->wait_until_released(); }, this),
+                     "cudaLaunchHostFunc");
   }
   void release() { is_released_ = true; }
-  void synchronize() { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  void synchronize() { base::check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   /// Whether a hold ended by its timeout of 30 s: the host waited for the device instead of calling release().
   [[nodiscard]] bool was_waited_for() const { return was_waited_for_; }
 

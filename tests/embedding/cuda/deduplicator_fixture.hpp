@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "device_array.hpp"
@@ -59,9 +60,9 @@ class Room {
       : ids_(keys.size(), 77),
         tables_(keys.tables.size(), 77),
         counts_(keys.size(), 77),
-        numbers_(keys.size(), 0xfffffff0),
-        members_(keys.size(), 0xfffffff0),
-        begins_(keys.size() + 1, 77),
+        inverse_indices_(keys.size(), 0xfffffff0),
+        csr_indices_(keys.size(), 0xfffffff0),
+        csr_offsets_(keys.size() + 1, 77),
         size_(1, 77),
         table_(keys.table) {}
 
@@ -70,9 +71,9 @@ class Room {
             .tables = tables_.span(),
             .table = table_,
             .counts = counts_.span(),
-            .numbers = numbers_.span(),
-            .members = members_.span(),
-            .begins = begins_.span(),
+            .inverse_indices = inverse_indices_.span(),
+            .csr_indices = csr_indices_.span(),
+            .csr_offsets = csr_offsets_.span(),
             .size = size_.data()};
   }
   [[nodiscard]] std::size_t size() const { return size_.all()[0]; }
@@ -83,14 +84,14 @@ class Room {
             .tables = tables_.first(tables_.span().empty() ? 0 : num_unique),
             .table = table_,
             .counts = counts_.first(num_unique),
-            .numbers = numbers_.first(num_keys),
-            .members = members_.first(num_keys),
-            .begins = begins_.first(num_unique + 1)};
+            .inverse_indices = inverse_indices_.first(num_keys),
+            .csr_indices = csr_indices_.first(num_keys),
+            .csr_offsets = csr_offsets_.first(num_unique + 1)};
   }
 
  private:
   DeviceArray<std::uint64_t> ids_;
-  DeviceArray<std::uint32_t> tables_, counts_, numbers_, members_, begins_, size_;
+  DeviceArray<std::uint32_t> tables_, counts_, inverse_indices_, csr_indices_, csr_offsets_, size_;
   std::uint32_t table_;
 };
 
@@ -100,9 +101,9 @@ inline void expect_same(UniqueKeys const& actual, UniqueKeys const& expected) {
   EXPECT_TRUE(actual.tables == expected.tables);
   EXPECT_EQ(actual.table, expected.table);
   EXPECT_TRUE(actual.counts == expected.counts);
-  EXPECT_TRUE(actual.numbers == expected.numbers);
-  EXPECT_TRUE(actual.members == expected.members);
-  EXPECT_TRUE(actual.begins == expected.begins);
+  EXPECT_TRUE(actual.inverse_indices == expected.inverse_indices);
+  EXPECT_TRUE(actual.csr_indices == expected.csr_indices);
+  EXPECT_TRUE(actual.csr_offsets == expected.csr_offsets);
 }
 
 /// Parameters of random_batch().
@@ -165,29 +166,29 @@ class CudaDeduplicatorTest : public testing::Test {
     int num_devices = 0;
     if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
     // A stream that does not synchronise with the default stream.
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    base::check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     deduplicator_ = make_cuda_deduplicator(place());
   }
   [[nodiscard]] CudaPlace place() const {
     return {.device = 0, .current_stream = [this] { return stream_; }};
   }
   void TearDown() override {
-    if (stream_ != nullptr) check(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+    if (stream_ != nullptr) base::check_cuda(cudaStreamDestroy(stream_), "cudaStreamDestroy");
   }
 
-  std::vector<float> hand_out(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
-                              std::size_t out_size) {
+  std::vector<float> expand(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
+                            std::size_t out_size) {
     DeviceArray<std::int64_t> const offsets(bags.offsets);
     DeviceArray<float> const weights(bags.weights), from(values), out(out_size, -99);
-    deduplicator_->hand_out(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
-                            out.span());
+    deduplicator_->expand(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
+                          out.span());
     return out.all();
   }
-  std::vector<float> add_up(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
+  std::vector<float> reduce(Room const& room, HostBags const& bags, std::size_t dim, std::vector<float> const& values,
                             std::size_t sums_size) {
     DeviceArray<std::int64_t> const offsets(bags.offsets);
     DeviceArray<float> const weights(bags.weights), from(values), sums(sums_size, -99);
-    deduplicator_->add_up(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
+    deduplicator_->reduce(room.view(), {.offsets = offsets.span(), .weights = weights.span()}, dim, from.span(),
                           sums.span());
     return sums.all();
   }

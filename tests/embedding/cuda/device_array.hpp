@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/cuda_check.hpp"
+#include "headway/base/cuda_check.hpp"
 
 #include <cuda_runtime_api.h>
 
@@ -16,9 +17,10 @@ template <class T>
 class DeviceArray {
  public:
   explicit DeviceArray(std::vector<T> const& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, std::max<std::size_t>(size_, 1) * sizeof(T)), "cudaMalloc");
-    if (size_ > 0) check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    base::check_cuda(cudaMalloc(&data_, std::max<std::size_t>(size_, 1) * sizeof(T)), "cudaMalloc");
+    if (size_ > 0)
+      base::check_cuda(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    base::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   DeviceArray(std::size_t size, T value) : DeviceArray(std::vector<T>(size, value)) {}
   DeviceArray(DeviceArray const&) = delete;
@@ -29,8 +31,9 @@ class DeviceArray {
   [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
   [[nodiscard]] std::vector<T> first(std::size_t size) const {
     std::vector<T> values(size);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (size > 0) check(cudaMemcpy(values.data(), data_, size * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    base::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (size > 0)
+      base::check_cuda(cudaMemcpy(values.data(), data_, size * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return values;
   }
   [[nodiscard]] std::vector<T> all() const { return first(size_); }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Joining features on a CUDA device, compared with the CPU.
 
 #include "device_array.hpp"

@@ -1,6 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Lets the tests of CPU tables run on CUDA tables: keys and results are copied between host and device around each
+// call.
+//
+// Every call waits for the device, so an error of a kernel is thrown by the call that caused it. That is far too slow
+// for use, and exactly right for tests.
+
 #pragma once
 
-#include "cuda/device_buffer.hpp"
+#include "cuda/runtime/device_buffer.hpp"
 #include "headway/embedding/cuda_table.hpp"
 #include "headway/embedding/table.hpp"
 
@@ -54,15 +62,15 @@ class TableFromHost final : public Table {
     }
     static_cast<void>(table_->size());
   }
-  void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
+  void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> inverse_indices,
                    Bags const& bags, std::span<float> out) const override {
     OnDevice const on_device(keys);
     auto const device_rows = copy_to_device(rows, nullptr);
-    auto const device_numbers = copy_to_device(numbers, nullptr);
+    auto const device_inverse_indices = copy_to_device(inverse_indices, nullptr);
     auto const offsets = copy_to_device(bags.offsets, nullptr);
     auto const weights = copy_to_device(bags.weights, nullptr);
     Result<float> to_out(out);
-    table_->gather_bags(on_device.keys, device_rows.span(), device_numbers.span(),
+    table_->gather_bags(on_device.keys, device_rows.span(), device_inverse_indices.span(),
                         {.offsets = offsets.span(), .weights = weights.span()}, to_out.span());
   }
   void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
@@ -73,26 +81,28 @@ class TableFromHost final : public Table {
     table_->update(on_device.keys, device_rows.span(), device_gradients.span(), step);
     static_cast<void>(table_->size());
   }
-  void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+  void update_bags(Keys const& keys, std::span<RowId const> rows, CsrMap const& csr, Bags const& bags,
                    std::span<float const> gradients, kernels::OptimizerStep const& step) override {
     OnDevice const on_device(keys);
     auto const device_rows = copy_to_device(rows, nullptr);
-    auto const numbers = copy_to_device(members.numbers, nullptr);
-    auto const device_members = copy_to_device(members.members, nullptr);
-    auto const begins = copy_to_device(members.begins, nullptr);
+    auto const inverse_indices = copy_to_device(csr.inverse_indices, nullptr);
+    auto const csr_indices = copy_to_device(csr.csr_indices, nullptr);
+    auto const csr_offsets = copy_to_device(csr.csr_offsets, nullptr);
     auto const offsets = copy_to_device(bags.offsets, nullptr);
     auto const weights = copy_to_device(bags.weights, nullptr);
     auto const device_gradients = copy_to_device(gradients, nullptr);
     table_->update_bags(on_device.keys, device_rows.span(),
-                        {.numbers = numbers.span(), .members = device_members.span(), .begins = begins.span()},
+                        {.inverse_indices = inverse_indices.span(),
+                         .csr_indices = csr_indices.span(),
+                         .csr_offsets = csr_offsets.span()},
                         {.offsets = offsets.span(), .weights = weights.span()}, device_gradients.span(), step);
     static_cast<void>(table_->size());
   }
-  void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) override {
+  void insert_or_assign(Keys const& keys, std::span<float const> embeddings, std::span<KeyStatus> statuses) override {
     OnDevice const on_device(keys);
-    auto const device_vectors = copy_to_device(vectors, nullptr);
+    auto const device_embeddings = copy_to_device(embeddings, nullptr);
     Result<KeyStatus> to_statuses(statuses);
-    table_->insert_or_assign(on_device.keys, device_vectors.span(), to_statuses.span());
+    table_->insert_or_assign(on_device.keys, device_embeddings.span(), to_statuses.span());
   }
   void erase(Keys const& keys) override { table_->erase(OnDevice(keys).keys); }
   std::size_t evict(std::size_t num_rows) override { return table_->evict(num_rows); }

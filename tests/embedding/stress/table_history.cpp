@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Random histories of a table, compared with an oracle after each operation; table_history.hpp has the idea.
+//
+// All drawn values are powers of two, so that sums and products are exact in any order and results can be compared
+// bit by bit. The draws are skewed on purpose: a few ids come again and again, batches repeat keys, and the ids 0 and
+// 2^64 - 1 are among them.
+
 #include "table_history.hpp"
 
 #include "headway/embedding/routing.hpp"
@@ -43,28 +51,28 @@ std::vector<std::uint64_t> fields_of(TableStatistics const& of) {
 }
 
 template <class T>
-void keep_numbers(std::vector<T>& values, std::vector<std::size_t> const& numbers) {
+void keep_indices(std::vector<T>& values, std::vector<std::size_t> const& indices) {
   std::vector<T> kept;
-  for (std::size_t const number : numbers) kept.push_back(values[number]);
+  for (std::size_t const index : indices) kept.push_back(values[index]);
   values = std::move(kept);
 }
 
 /// Removes keys that repeat an earlier one.
 void keep_different_keys(Batch& batch) {
   std::set<Id> ids;
-  std::vector<std::size_t> numbers;
+  std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-    if (ids.insert(batch.id(i)).second) numbers.push_back(i);
+    if (ids.insert(batch.id(i)).second) indices.push_back(i);
   }
-  keep_numbers(batch.ids, numbers);
-  keep_numbers(batch.tables, numbers);
-  if (!batch.counts.empty()) keep_numbers(batch.counts, numbers);
+  keep_indices(batch.ids, indices);
+  keep_indices(batch.tables, indices);
+  if (!batch.counts.empty()) keep_indices(batch.counts, indices);
 }
 
 }  // namespace
 
-TableHistory::TableHistory(std::uint64_t seed, int most_workers)
-    : random_(seed), most_workers_(most_workers), plan_(draw_plan()), table_(make_table()), oracle_(plan_.options) {}
+TableHistory::TableHistory(std::uint64_t seed, int most_threads)
+    : random_(seed), most_threads_(most_threads), plan_(draw_plan()), table_(make_table()), oracle_(plan_.options) {}
 
 void TableHistory::play() {
   while (num_operations_ < plan_.num_operations) {
@@ -140,7 +148,7 @@ std::unique_ptr<Table> TableHistory::make_table() {
 #if HEADWAY_TEST_CUDA_TABLES
   return Maker{"cuda", 0}.make(plan_.options);
 #else
-  return Maker{"cpu", static_cast<int>(1 + below(static_cast<std::uint64_t>(most_workers_)))}.make(plan_.options);
+  return Maker{"cpu", static_cast<int>(1 + below(static_cast<std::uint64_t>(most_threads_)))}.make(plan_.options);
 #endif
 }
 
@@ -240,7 +248,7 @@ void TableHistory::find() {
   auto const keys = keys_of(batch);
   table_->find(keys, batch.rows, batch.statuses);
   expect_same("statuses", batch.statuses, oracle_.find(keys));
-  compare_rows_and_vectors(batch, keys);
+  compare_rows_and_embeddings(batch, keys);
 }
 
 void TableHistory::find_or_insert() {
@@ -250,7 +258,7 @@ void TableHistory::find_or_insert() {
   keys.are_unique = are_different;
   table_->find_or_insert(keys, batch.rows, batch.statuses);
   expect_same("statuses", batch.statuses, oracle_.find_or_insert(keys));
-  compare_rows_and_vectors(batch, keys);
+  compare_rows_and_embeddings(batch, keys);
 }
 
 void TableHistory::insert_or_assign() {
@@ -258,11 +266,11 @@ void TableHistory::insert_or_assign() {
   auto batch = are_different ? draw_different_keys() : draw_batch();
   auto keys = keys_of(batch);
   keys.are_unique = are_different;
-  auto const vectors = draw_values(batch.vectors.size(), -500, 500);
-  table_->insert_or_assign(keys, vectors, batch.statuses);
-  expect_same("statuses", batch.statuses, oracle_.insert_or_assign(keys, vectors));
+  auto const embeddings = draw_values(batch.embeddings.size(), -500, 500);
+  table_->insert_or_assign(keys, embeddings, batch.statuses);
+  expect_same("statuses", batch.statuses, oracle_.insert_or_assign(keys, embeddings));
   table_->find(keys, batch.rows, batch.statuses);
-  compare_rows_and_vectors(batch, keys);
+  compare_rows_and_embeddings(batch, keys);
 }
 
 void TableHistory::update() {
@@ -276,11 +284,11 @@ void TableHistory::update() {
     table_->find_or_insert(keys, batch.rows, batch.statuses);
     expect_same("statuses", batch.statuses, oracle_.find_or_insert(keys));
   }
-  auto const gradients = draw_gradients(batch.vectors.size());
+  auto const gradients = draw_gradients(batch.embeddings.size());
   kernels::OptimizerStep const step{.learning_rate = plan_.learning_rate, .number = ++num_updates_};
   table_->update(keys, batch.rows, gradients, step);
   oracle_.update(keys, gradients, step);
-  compare_rows_and_vectors(batch, keys);
+  compare_rows_and_embeddings(batch, keys);
 }
 
 void TableHistory::erase() {
@@ -311,7 +319,7 @@ void TableHistory::import_records() {
   Records records;
   records.ids = batch.ids;
   records.tables = batch.tables;
-  records.vectors = draw_values(batch.vectors.size(), -500, 500);
+  records.embeddings = draw_values(batch.embeddings.size(), -500, 500);
   records.states = draw_values(num_keys * oracle_.state_size(), 1, 10);
   for (std::size_t i = 0; i < num_keys; ++i) {
     records.counts.push_back(draw_count());
@@ -397,28 +405,28 @@ Records TableHistory::compare_records(std::uint32_t first_bucket, std::uint32_t 
   expect_same("tables", actual.tables, expected.tables);
   expect_same("counts", actual.counts, expected.counts);
   expect_same("steps", actual.steps, expected.steps);
-  expect_same("vectors", actual.vectors, expected.vectors);
+  expect_same("embeddings", actual.embeddings, expected.embeddings);
   expect_same("states", actual.states, expected.states);
   return actual;
 }
 
-void TableHistory::compare_rows_and_vectors(Batch const& batch, Keys const& keys) {
+void TableHistory::compare_rows_and_embeddings(Batch const& batch, Keys const& keys) {
   if (table_->generation() != generation_) forget_rows();
   generation_ = table_->generation();
-  Vector vectors(batch.vectors.size()), expected;
-  table_->gather(keys, batch.rows, vectors);
+  Vector embeddings(batch.embeddings.size()), expected;
+  table_->gather(keys, batch.rows, embeddings);
   for (std::size_t i = 0; i < batch.ids.size(); ++i) {
     Id const id = batch.id(i);
     RowId const row = batch.rows[i];
     bool const has_row = batch.statuses[i] == KeyStatus::kFound || batch.statuses[i] == KeyStatus::kInserted;
     if (has_row != (row != RowId::kNone)) throw Difference("rows and statuses do not agree");
-    auto const vector = has_row ? oracle_.rows.at(id).vector : oracle_.initial_vector_of(id);
-    expected.insert(expected.end(), vector.begin(), vector.end());
+    auto const embedding = has_row ? oracle_.rows.at(id).embedding : oracle_.initial_embedding_of(id);
+    expected.insert(expected.end(), embedding.begin(), embedding.end());
     if (!has_row) continue;
     if (rows_.try_emplace(id, row).first->second != row) throw Difference("a row moved within a generation");
     if (owners_.try_emplace(row, id).first->second != id) throw Difference("two keys have one row");
   }
-  expect_same("vectors", vectors, expected);
+  expect_same("embeddings", embeddings, expected);
 }
 
 void TableHistory::forget_rows() {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Stress test of tables: random histories of operations, each compared with an oracle.
 //
 // Idea: a history draws the options of a table (limits, policy, precision, optimizer), then 50 to 199 operations with
@@ -9,7 +11,7 @@
 // Example: a history has max_rows 40 and LRU. A find_or_insert reports kNoRoom where the oracle inserts: the program
 //   prints seed, options and operation, and a command line that plays the same history again.
 //
-// Invariants: the seed and the largest number of workers decide the whole history. All values are compared bit by bit:
+// Invariants: the seed and the largest number of threads decide the whole history. All values are compared bit by bit:
 //   rates, moments and gradients are powers of two, so fused multiply-adds give the same results.
 // Complexity: up to 30,000 ids in each of 3 tables and batches of up to 6,000 keys; the oracle's sorts dominate.
 
@@ -39,8 +41,8 @@ class Difference : public std::runtime_error {
 /// One random history of a table and its oracle.
 class TableHistory {
  public:
-  /// @param most_workers largest number of workers of a table; ignored for CUDA tables
-  TableHistory(std::uint64_t seed, int most_workers);
+  /// @param most_threads largest number of threads of a table; ignored for CUDA tables
+  TableHistory(std::uint64_t seed, int most_threads);
 
   /// Plays the whole history. @throws Difference at the first disagreement
   void play();
@@ -81,7 +83,7 @@ class TableHistory {
   void compare_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   Records compare_records(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   /// Compares rows and embeddings of keys that were looked up or inserted, given the statuses in `batch`.
-  void compare_rows_and_vectors(Batch const& batch, Keys const& keys);
+  void compare_rows_and_embeddings(Batch const& batch, Keys const& keys);
   /// Forgets known rows, as they are valid within one generation only.
   void forget_rows();
 
@@ -104,7 +106,7 @@ class TableHistory {
   [[nodiscard]] Keys keys_of(Batch const& batch) const;
 
   std::mt19937_64 random_;
-  int most_workers_;
+  int most_threads_;
   Plan plan_;
   std::unique_ptr<Table> table_;
   Oracle oracle_;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command line of the table stress test: plays random histories for a given time. README.md in this folder explains it.
 
 #include "table_history.hpp"
@@ -23,15 +25,15 @@ constexpr char kProgram[] = "cuda_table_stress";
 constexpr char kProgram[] = "table_stress";
 #endif
 constexpr char kUsage[] =
-    " [--seed S] [--seconds N] [--histories H] [--workers W]\n"
+    " [--seed S] [--seconds N] [--histories H] [--threads T]\n"
     "Plays the histories of seeds S, S + 1, ... (default 1) for N seconds (default 60), and H of them at most.\n"
-    "Tables on the CPU have up to W workers (default 3). It exits with 77 where tables are to be on a CUDA device and\n"
+    "Tables on the CPU have up to T threads (default 3). It exits with 77 where tables are to be on a CUDA device and\n"
     "there is none.\n";
 constexpr int kFailed = 1, kBadUsage = 2, kNoDevice = 77;
 
 struct Arguments {
   std::uint64_t seed = 1, seconds = 60, histories = std::numeric_limits<std::uint64_t>::max();
-  int workers = 3;
+  int thread_pool = 3;
 };
 
 /// Parses a number in [least, most]. @throws std::invalid_argument that names the option
@@ -57,8 +59,8 @@ Arguments parse_arguments(std::vector<std::string_view> const& words) {
       arguments.seconds = parse_number(option, words[i + 1], 1, kMostSeconds);
     else if (option == "--histories")
       arguments.histories = parse_number(option, words[i + 1], 1, kMost);
-    else if (option == "--workers")
-      arguments.workers = static_cast<int>(parse_number(option, words[i + 1], 1, 256));
+    else if (option == "--threads")
+      arguments.thread_pool = static_cast<int>(parse_number(option, words[i + 1], 1, 256));
     else
       throw std::invalid_argument("unknown option " + std::string(option));
   }
@@ -66,11 +68,11 @@ Arguments parse_arguments(std::vector<std::string_view> const& words) {
 }
 
 /// Plays one history and prints the difference, if there is one. @returns whether there was none
-bool play(std::uint64_t seed, int workers, std::uint64_t& num_operations) {
+bool play(std::uint64_t seed, int thread_pool, std::uint64_t& num_operations) {
   std::optional<TableHistory> history;
   std::string what;
   try {
-    history.emplace(seed, workers);
+    history.emplace(seed, thread_pool);
     history->play();
   } catch (std::exception const& error) {
     what = error.what();
@@ -78,9 +80,9 @@ bool play(std::uint64_t seed, int workers, std::uint64_t& num_operations) {
   if (history) num_operations += history->num_operations();
   if (what.empty()) return true;
   auto const at = history ? history->describe() : "its beginning";
-  std::printf("seed %llu: %s\n  at %s\n  replay: %s --seed %llu --histories 1 --workers %d\n",
+  std::printf("seed %llu: %s\n  at %s\n  replay: %s --seed %llu --histories 1 --threads %d\n",
               static_cast<unsigned long long>(seed), what.c_str(), at.c_str(), kProgram,
-              static_cast<unsigned long long>(seed), workers);
+              static_cast<unsigned long long>(seed), thread_pool);
   std::fflush(stdout);
   return false;
 }
@@ -97,7 +99,7 @@ int run(Arguments const& arguments) {
       std::fflush(stdout);
       next_said = Clock::now() + std::chrono::seconds(1);
     }
-    if (!play(seed, arguments.workers, num_operations)) ++num_differences;
+    if (!play(seed, arguments.thread_pool, num_operations)) ++num_differences;
   }
   std::printf("%llu histories, %llu operations, %llu differences\n", static_cast<unsigned long long>(num_histories),
               static_cast<unsigned long long>(num_operations), static_cast<unsigned long long>(num_differences));

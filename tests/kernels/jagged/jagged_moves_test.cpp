@@ -1,6 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Moves of jagged rows, on the CPU, on an emulated device, and on a CUDA device if there is one.
+//
+// Rows are random bytes, and expected results are built from the definition, item by item, with plain loops. The
+// shapes are chosen for the edges of the kernels: empty items beside long ones, rows wider than a warp's share,
+// tensors of different widths in one call, addresses that are not aligned.
+
 #include "headway/kernels/jagged_moves.hpp"
 
-#include "jagged_place.hpp"
+#include "jagged_backend.hpp"
 
 #include <numeric>
 #include <random>
@@ -36,11 +44,11 @@ class JaggedMoves : public JaggedKernels {
   /// Runs a move into a new tensor of `num_out_rows` rows, and returns its bytes.
   Bytes moved(JaggedMove const& move, Bytes const& source, std::int64_t row_bytes, std::int64_t num_out_rows,
               std::byte fill = std::byte{0}) {
-    auto const in = place_->array(source);
-    auto const out = place_->room<std::uint8_t>(num_out_rows * row_bytes);
+    auto const in = backend_->array(source);
+    auto const out = backend_->room<std::uint8_t>(num_out_rows * row_bytes);
     MovedRows rows{.source = in.data(), .out = out.data(), .row_bytes = row_bytes};
     std::ranges::fill(rows.fill, fill);
-    place_->move_rows(move, {&rows, 1});
+    backend_->move_rows(move, {&rows, 1});
     return to_vector(out);
   }
 
@@ -48,7 +56,8 @@ class JaggedMoves : public JaggedKernels {
   JaggedMove permutation(Numbers const& lengths, SegmentOrder const& order, Numbers const& items) {
     Numbers out_lengths;
     for (auto const item : items) out_lengths.push_back(lengths[static_cast<std::size_t>(item)]);
-    auto const in_offsets = place_->array(offsets_of(lengths)), out_offsets = place_->array(offsets_of(out_lengths));
+    auto const in_offsets = backend_->array(offsets_of(lengths)),
+               out_offsets = backend_->array(offsets_of(out_lengths));
     auto const num_out = static_cast<std::int64_t>(items.size());
     return {.num_segments = num_out,
             .packed = {.offsets = out_offsets.data(), .num_items = num_out},
@@ -79,7 +88,7 @@ TEST_P(JaggedMoves, AGatherTakesItemsInTheOrderOfAList) {
   for (std::int64_t const row_bytes : {1, 2, 3, 4, 8, 12, 16, 48, 100, 256, 1040}) {
     Numbers const lengths = random_numbers(random_, 50, 9);
     Numbers const items = random_numbers(random_, 70, 50);
-    auto const list = place_->array(items);
+    auto const list = backend_->array(items);
     expect_permuted(lengths, {.outer = list.data()}, items, row_bytes);
   }
 }
@@ -92,7 +101,7 @@ TEST_P(JaggedMoves, EmptyItemsAndLongOnesLieSideBySide) {
   lengths[2998] = 700;
   Numbers items(lengths.size());
   std::iota(items.rbegin(), items.rend(), 0);
-  auto const list = place_->array(items);
+  auto const list = backend_->array(items);
   expect_permuted(lengths, {.outer = list.data()}, items, 8);
   expect_permuted(lengths, {.outer = list.data()}, items, 80);
   expect_permuted(lengths, {.outer = list.data()}, items, 100);
@@ -100,7 +109,7 @@ TEST_P(JaggedMoves, EmptyItemsAndLongOnesLieSideBySide) {
 
 TEST_P(JaggedMoves, RowsLongerThanAWarpsShareAreCut) {
   Numbers const items{2, 0, 1};
-  auto const list = place_->array(items);
+  auto const list = backend_->array(items);
   expect_permuted({1, 0, 2}, {.outer = list.data()}, items, 70000);
   expect_permuted({1, 0, 2}, {.outer = list.data()}, items, 5001);
 }
@@ -113,7 +122,7 @@ TEST_P(JaggedMoves, FeaturesAndSamplesAreChosenByTwoLists) {
   for (auto const f : features) {
     for (auto const b : samples) items.push_back(f * kSamples + b);
   }
-  auto const f = place_->array(features), b = place_->array(samples);
+  auto const f = backend_->array(features), b = backend_->array(samples);
   expect_permuted(lengths, SegmentOrder::chosen(f.data(), b.data(), 4, kSamples), items, 16);
 }
 
@@ -140,16 +149,17 @@ TEST_P(JaggedMoves, RunsOfRanksGoThereAndBack) {
       }
     }
   }
-  auto const by_feature = place_->array(offsets), by_rank = place_->array(offsets_of(rank_lengths));
-  auto const on_place = place_->array(bounds);
+  auto const by_feature = backend_->array(offsets), by_rank = backend_->array(offsets_of(rank_lengths));
+  auto const on_backend = backend_->array(bounds);
   JaggedMove const gather{
       .num_segments = 4 * kFeatures,
       .packed = {.offsets = by_rank.data(),
                  .num_items = kFeatures * kSamples,
-                 .order = SegmentOrder::runs(SegmentOrder::Kind::kRunsByRank, kFeatures, kSamples, on_place.data())},
+                 .order = SegmentOrder::runs(SegmentOrder::Kind::kRunsByRank, kFeatures, kSamples, on_backend.data())},
       .placed = {.offsets = by_feature.data(),
                  .num_items = kFeatures * kSamples,
-                 .order = SegmentOrder::runs(SegmentOrder::Kind::kRunsByFeature, kFeatures, kSamples, on_place.data())},
+                 .order =
+                     SegmentOrder::runs(SegmentOrder::Kind::kRunsByFeature, kFeatures, kSamples, on_backend.data())},
       .num_packed_rows = offsets.back(),
       .num_placed_rows = offsets.back()};
   JaggedMove scatter = gather;
@@ -171,8 +181,8 @@ TEST_P(JaggedMoves, AGatherFillsRowsThatAreNotThereAndAScatterLeavesThemOut) {
   Numbers const lengths{2, 0, 5, 3};
   constexpr std::int64_t kMost = 3, kRowBytes = 6;
   Numbers const offsets = offsets_of(lengths);
-  auto const on_place = place_->array(offsets);
-  Segments const jagged{.offsets = on_place.data(), .num_items = 4};
+  auto const on_backend = backend_->array(offsets);
+  Segments const jagged{.offsets = on_backend.data(), .num_items = 4};
   Segments const padded{.rows_each = kMost, .num_items = 4};
   Bytes const source = random_bytes(random_, offsets.back() * kRowBytes);
   Bytes expected, truncated;
@@ -200,7 +210,7 @@ TEST_P(JaggedMoves, AGatherFillsRowsThatAreNotThereAndAScatterLeavesThemOut) {
 }
 
 TEST_P(JaggedMoves, TheFirstRowOfAPlaceCanGoToAllOfASegment) {
-  auto const offsets = place_->array(Numbers{0, 3, 3, 5});
+  auto const offsets = backend_->array(Numbers{0, 3, 3, 5});
   JaggedMove const move{.num_segments = 3,
                         .packed = {.offsets = offsets.data(), .num_items = 3},
                         .placed = {.num_items = 3},
@@ -215,11 +225,11 @@ TEST_P(JaggedMoves, PaddingHasRowsOfAllWidthsAndSamplesOfAllLengths) {
   std::fill(lengths.begin() + 40, lengths.begin() + 90, 0);
   constexpr std::int64_t kMost = 40;
   Numbers const offsets = offsets_of(lengths);
-  auto const on_place = place_->array(offsets);
+  auto const on_backend = backend_->array(offsets);
   auto const num_samples = static_cast<std::int64_t>(lengths.size());
   JaggedMove const pad{.num_segments = num_samples,
                        .packed = {.rows_each = kMost, .num_items = num_samples},
-                       .placed = {.offsets = on_place.data(), .num_items = num_samples},
+                       .placed = {.offsets = on_backend.data(), .num_items = num_samples},
                        .num_packed_rows = num_samples * kMost,
                        .num_placed_rows = offsets.back()};
   for (std::int64_t const row_bytes : {1, 6, 20, 64, 72}) {
@@ -237,7 +247,7 @@ TEST_P(JaggedMoves, PaddingHasRowsOfAllWidthsAndSamplesOfAllLengths) {
 
 TEST_P(JaggedMoves, LongRowsAreSpreadOverManyOfTheirSegment) {
   Numbers const lengths = random_numbers(random_, 60, 7);
-  auto const offsets = place_->array(offsets_of(lengths));
+  auto const offsets = backend_->array(offsets_of(lengths));
   auto const num_samples = static_cast<std::int64_t>(lengths.size());
   JaggedMove const move{.num_segments = num_samples,
                         .packed = {.offsets = offsets.data(), .num_items = num_samples},
@@ -261,20 +271,20 @@ TEST_P(JaggedMoves, LongRowsAreSpreadOverManyOfTheirSegment) {
 TEST_P(JaggedMoves, TensorsOfAllWidthsMoveInOneCallAndMisalignedOnesToo) {
   Numbers const lengths = random_numbers(random_, 40, 8);
   Numbers const items = random_numbers(random_, 40, 40);
-  auto const list = place_->array(items);
+  auto const list = backend_->array(items);
   JaggedMove const move = permutation(lengths, {.outer = list.data()}, items);
   std::vector<MovedRows> tensors;
   std::vector<Bytes> expected;
   for (std::int64_t number = 0; number < 70; ++number) {
     std::int64_t const row_bytes = number % 9 * 4 + 1, shift = number % 5;
     Bytes const source = random_bytes(random_, move.num_placed_rows * row_bytes + shift);
-    auto const in = place_->array(source);
-    auto const out = place_->room<std::uint8_t>(move.num_packed_rows * row_bytes + shift);
+    auto const in = backend_->array(source);
+    auto const out = backend_->room<std::uint8_t>(move.num_packed_rows * row_bytes + shift);
     tensors.push_back({.source = in.data() + shift, .out = out.data() + shift, .row_bytes = row_bytes});
     Bytes const aligned(source.begin() + shift, source.end());
     expected.push_back(moved(move, aligned, row_bytes, move.num_packed_rows));
   }
-  place_->move_rows(move, tensors);
+  backend_->move_rows(move, tensors);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto const* const out = static_cast<std::uint8_t const*>(tensors[i].out);
     EXPECT_EQ(Bytes(out, out + move.num_packed_rows * tensors[i].row_bytes), expected[i]) << "tensor " << i;
@@ -282,10 +292,10 @@ TEST_P(JaggedMoves, TensorsOfAllWidthsMoveInOneCallAndMisalignedOnesToo) {
 }
 
 TEST_P(JaggedMoves, NothingMovesWhereThereIsNothing) {
-  auto const offsets = place_->array(Numbers{0});
+  auto const offsets = backend_->array(Numbers{0});
   JaggedMove const none{.packed = {.offsets = offsets.data()}, .placed = {}};
   EXPECT_TRUE(moved(none, {}, 8, 0).empty());
-  auto const empty_items = place_->array(Numbers{0, 0, 0});
+  auto const empty_items = backend_->array(Numbers{0, 0, 0});
   JaggedMove const empty{.num_segments = 2,
                          .packed = {.offsets = empty_items.data(), .num_items = 2},
                          .placed = {.offsets = empty_items.data(), .num_items = 2}};
@@ -304,8 +314,8 @@ TEST_P(JaggedMoves, SizesOutOfRangeAreRefused) {
 // Offsets that do not add up begin before the first row. The CPU refuses them earlier, so this tests the device.
 TEST_P(JaggedMoves, RowsBeforeTheFirstStopADevice) {
   if (GetParam().name != "Emulated") GTEST_SKIP() << "on the emulated device only";
-  auto const in_offsets = place_->array(Numbers{0, 3, 5, 9}), out_offsets = place_->array(Numbers{-2, 2, 4, 7});
-  auto const list = place_->array(Numbers{2, 1, 0});
+  auto const in_offsets = backend_->array(Numbers{0, 3, 5, 9}), out_offsets = backend_->array(Numbers{-2, 2, 4, 7});
+  auto const list = backend_->array(Numbers{2, 1, 0});
   JaggedMove const move{.num_segments = 3,
                         .packed = {.offsets = out_offsets.data(), .num_items = 3},
                         .placed = {.offsets = in_offsets.data(), .num_items = 3, .order = {.outer = list.data()}},
@@ -314,7 +324,7 @@ TEST_P(JaggedMoves, RowsBeforeTheFirstStopADevice) {
   EXPECT_DEATH(moved(move, Bytes(9 * 8), 8, 7), "lengths add up to the number of rows");
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, JaggedMoves, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
+INSTANTIATE_TEST_SUITE_P(Backends, JaggedMoves, testing::ValuesIn(jagged_backends()), name_of_backend<JaggedBackend>);
 
 }  // namespace
 }  // namespace headway::kernels

@@ -1,6 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Offsets of jagged items before and after a move, computed in one scan, and the rows of groups of segments.
+
 #include "headway/kernels/jagged_offsets.hpp"
 
-#include "jagged_place.hpp"
+#include "jagged_backend.hpp"
 
 #include <random>
 
@@ -26,15 +30,15 @@ class JaggedOffsets : public JaggedKernels {
     Numbers const offsets_before = offsets_of({before.begin(), before.end()});
     Numbers expected = offsets_before;
     for (auto const offset : offsets_of({after.begin(), after.end()})) expected.push_back(offset);
-    auto const on_place = place_->array(before), after_on_place = place_->array(after);
-    auto const offsets = place_->room<std::int64_t>(num_before + num_after + 2);
-    place_->find_offsets({.type = type,
-                          .num_before = num_before,
-                          .num_after = num_after,
-                          .num_rows = offsets_before.back(),
-                          .before = on_place.data(),
-                          .after = after_on_place.data(),
-                          .offsets = offsets.data()});
+    auto const on_backend = backend_->array(before), after_on_backend = backend_->array(after);
+    auto const offsets = backend_->room<std::int64_t>(num_before + num_after + 2);
+    backend_->find_offsets({.type = type,
+                            .num_before = num_before,
+                            .num_after = num_after,
+                            .num_rows = offsets_before.back(),
+                            .before = on_backend.data(),
+                            .after = after_on_backend.data(),
+                            .offsets = offsets.data()});
     EXPECT_EQ(to_vector(offsets), expected) << num_before << " lengths, then " << num_after;
   }
 };
@@ -50,11 +54,11 @@ TEST_P(JaggedOffsets, LengthsBeforeAndAfterHaveOffsetsOfTheirOwn) {
 
 TEST_P(JaggedOffsets, GroupsOfSegmentsHaveTheRowsOfAll) {
   // Two features of five samples in rank order: rank 0 has 2 samples, rank 1 none, rank 2 the other 3.
-  auto const offsets = place_->array(Numbers{0, 1, 3, 3, 7, 8, 8, 8, 10, 15, 21});
-  auto const bounds = place_->array(Numbers{0, 2, 2, 5});
+  auto const offsets = backend_->array(Numbers{0, 1, 3, 3, 7, 8, 8, 8, 10, 15, 21});
+  auto const bounds = backend_->array(Numbers{0, 2, 2, 5});
   auto const count = [&](std::int64_t num_features, std::int64_t num_items) {
-    auto const num_rows = place_->room<std::int64_t>(3);
-    place_->count_rows(
+    auto const num_rows = backend_->room<std::int64_t>(3);
+    backend_->count_rows(
         {.segments = {.offsets = offsets.data(),
                       .num_items = num_items,
                       .order = SegmentOrder::runs(SegmentOrder::Kind::kRunsByRank, num_features, 5, bounds.data())},
@@ -67,7 +71,7 @@ TEST_P(JaggedOffsets, GroupsOfSegmentsHaveTheRowsOfAll) {
   EXPECT_EQ(count(0, 0), (Numbers{0, 0, 0}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, JaggedOffsets, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
+INSTANTIATE_TEST_SUITE_P(Backends, JaggedOffsets, testing::ValuesIn(jagged_backends()), name_of_backend<JaggedBackend>);
 
 }  // namespace
 }  // namespace headway::kernels

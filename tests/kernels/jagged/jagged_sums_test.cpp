@@ -1,7 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums over jagged rows: per sample, per source row (the backward pass of copying), and sums with dense rows.
+//
+// Values are small integers, whose sums are exact in every type and order, so results must equal plain loops bit by
+// bit. Sample lengths are chosen around the chunks into which the kernels cut the work: inside one, ending with one,
+// over several.
+
 #include "headway/kernels/jagged_sums.hpp"
 
 #include "element_types.hpp"
-#include "jagged_place.hpp"
+#include "jagged_backend.hpp"
 
 #include <cmath>
 #include <limits>
@@ -22,7 +30,7 @@ class JaggedSums : public JaggedKernels {
   std::span<Element> draw(std::int64_t size) {
     std::vector<Element> values(static_cast<std::size_t>(size));
     for (auto& value : values) value = nearest<Element>(static_cast<Real<Element>>(random_() % 5) - 2);
-    return place_->array(values);
+    return backend_->array(values);
   }
 
   template <class Element>
@@ -35,19 +43,19 @@ class JaggedSums : public JaggedKernels {
   /// Compares sums and means of samples with plain loops, bit by bit.
   template <class Element>
   void expect_reduced(Numbers const& lengths, std::int64_t num_columns) {
-    auto const offsets = place_->array(offsets_of(lengths));
+    auto const offsets = backend_->array(offsets_of(lengths));
     auto const num_samples = static_cast<std::int64_t>(lengths.size());
     auto const values = draw<Element>(offsets.back() * num_columns);
-    auto const sums = place_->room<Element>(num_samples * num_columns);
-    auto const means = place_->room<Element>(num_samples * num_columns);
+    auto const sums = backend_->room<Element>(num_samples * num_columns);
+    auto const means = backend_->room<Element>(num_samples * num_columns);
     JaggedRows const rows{.type = type_of<Element>(),
                           .num_samples = num_samples,
                           .num_rows = offsets.back(),
                           .num_columns = num_columns,
                           .offsets = offsets.data(),
                           .values = values.data()};
-    place_->reduce_samples(rows, SampleReduction::kSum, sums.data());
-    place_->reduce_samples(rows, SampleReduction::kMean, means.data());
+    backend_->reduce_samples(rows, SampleReduction::kSum, sums.data());
+    backend_->reduce_samples(rows, SampleReduction::kMean, means.data());
     std::vector<double> expected_sums, expected_means;
     for (std::size_t b = 0; b < lengths.size(); ++b) {
       for (std::int64_t column = 0; column < num_columns; ++column) {
@@ -84,15 +92,15 @@ TEST_P(JaggedSums, SamplesAreReducedWhereverTheyLieInWhatThreadsShare) {
 
 TEST_P(JaggedSums, SumsReadFromMisalignedRows) {
   Numbers const lengths{3, 0, 20, 1};
-  auto const offsets = place_->array(offsets_of(lengths));
+  auto const offsets = backend_->array(offsets_of(lengths));
   auto const values = draw<float>(24 * 4 + 1);
-  auto const sums = place_->room<float>(4 * 4);
+  auto const sums = backend_->room<float>(4 * 4);
   JaggedRows const rows{.num_samples = 4,
                         .num_rows = 24,
                         .num_columns = 4,
                         .offsets = offsets.data(),
                         .values = values.subspan(1).data()};
-  place_->reduce_samples(rows, SampleReduction::kSum, sums.data());
+  backend_->reduce_samples(rows, SampleReduction::kSum, sums.data());
   std::vector<float> expected(sums.size());
   for (std::size_t b = 0; b < 4; ++b) {
     for (auto i = static_cast<std::size_t>(4 * offsets[b]); i < static_cast<std::size_t>(4 * offsets[b + 1]); ++i) {
@@ -111,19 +119,19 @@ TEST_P(JaggedSums, WithoutRowsOrSamplesSumsAreZeroOrNone) {
 TEST_P(JaggedSums, DenseRowsAreAddedAsFarAsTheyGo) {
   Numbers const lengths{2, 0, 7, 3, 1};
   constexpr std::int64_t kMost = 3;
-  auto const offsets = place_->array(offsets_of(lengths));
+  auto const offsets = backend_->array(offsets_of(lengths));
   for_each_element_type([&]<class Element>() {
     for (std::int64_t const num_columns : {1, 5, 8, 64}) {
       auto const values = draw<Element>(offsets.back() * num_columns);
       auto const dense = draw<Element>(5 * kMost * num_columns);
-      auto const out = place_->room<Element>(offsets.back() * num_columns);
+      auto const out = backend_->room<Element>(offsets.back() * num_columns);
       JaggedRows const rows{.type = type_of<Element>(),
                             .num_samples = 5,
                             .num_rows = offsets.back(),
                             .num_columns = num_columns,
                             .offsets = offsets.data(),
                             .values = values.data()};
-      place_->add_dense(rows, dense.data(), kMost, out.data());
+      backend_->add_dense(rows, dense.data(), kMost, out.data());
       std::vector<double> expected = reals(values);
       for (std::int64_t b = 0; b < 5; ++b) {
         std::int64_t const size = std::min(lengths[static_cast<std::size_t>(b)], kMost) * num_columns;
@@ -145,9 +153,10 @@ TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
   for (auto const f : features) {
     for (auto const b : samples) copied_lengths.push_back(lengths[static_cast<std::size_t>(f * 3 + b)]);
   }
-  auto const offsets = place_->array(offsets_of(lengths)), copied_offsets = place_->array(offsets_of(copied_lengths));
-  auto const f_offsets = place_->array(Numbers{0, 1, 3}), f_members = place_->array(Numbers{2, 0, 1});
-  auto const b_offsets = place_->array(Numbers{0, 1, 1, 3}), b_members = place_->array(Numbers{1, 0, 2});
+  auto const offsets = backend_->array(offsets_of(lengths)),
+             copied_offsets = backend_->array(offsets_of(copied_lengths));
+  auto const f_offsets = backend_->array(Numbers{0, 1, 3}), f_indices = backend_->array(Numbers{2, 0, 1});
+  auto const b_offsets = backend_->array(Numbers{0, 1, 1, 3}), b_indices = backend_->array(Numbers{1, 0, 2});
   CopiedItems const items{.num_features = 2,
                           .num_samples = 3,
                           .num_rows = offsets.back(),
@@ -155,12 +164,12 @@ TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
                           .num_copied_samples = 3,
                           .num_copied_rows = copied_offsets.back(),
                           .copied_offsets = copied_offsets.data(),
-                          .features = {f_offsets.data(), f_members.data()},
-                          .samples = {b_offsets.data(), b_members.data()}};
+                          .features = {f_offsets.data(), f_indices.data()},
+                          .samples = {b_offsets.data(), b_indices.data()}};
   for_each_element_type([&]<class Element>() {
     for (std::int64_t const num_columns : {1, 6, 16}) {
       auto const copies = draw<Element>(copied_offsets.back() * num_columns);
-      auto const sums = place_->room<Element>(offsets.back() * num_columns);
+      auto const sums = backend_->room<Element>(offsets.back() * num_columns);
       CopiedRows const tensor{
           .type = type_of<Element>(), .num_columns = num_columns, .copies = copies.data(), .sums = sums.data()};
       std::vector<double> expected(sums.size());
@@ -171,16 +180,16 @@ TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
               as_real(copies[static_cast<std::size_t>(copied_offsets[copy] * num_columns + i)]);
         }
       }
-      place_->sum_copies(items, {&tensor, 1});
+      backend_->sum_copies(items, {&tensor, 1});
       EXPECT_EQ(reals(sums), expected);
     }
   });
 }
 
 TEST_P(JaggedSums, EntriesWithoutListsAreCopiedInTheirPlaces) {
-  auto const offsets = place_->array(Numbers{0, 2, 3});
+  auto const offsets = backend_->array(Numbers{0, 2, 3});
   auto const copies = draw<float>(3);
-  auto const sums = place_->room<float>(3);
+  auto const sums = backend_->room<float>(3);
   CopiedItems const items{.num_features = 1,
                           .num_samples = 2,
                           .num_rows = 3,
@@ -189,11 +198,11 @@ TEST_P(JaggedSums, EntriesWithoutListsAreCopiedInTheirPlaces) {
                           .num_copied_rows = 3,
                           .copied_offsets = offsets.data()};
   CopiedRows const tensor{.num_columns = 1, .copies = copies.data(), .sums = sums.data()};
-  place_->sum_copies(items, {&tensor, 1});
+  backend_->sum_copies(items, {&tensor, 1});
   EXPECT_EQ(to_vector(sums), to_vector(copies));
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, JaggedSums, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
+INSTANTIATE_TEST_SUITE_P(Backends, JaggedSums, testing::ValuesIn(jagged_backends()), name_of_backend<JaggedBackend>);
 
 TEST(Elements, AllOf16BitsSurviveTheWayToRealAndBack) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {

@@ -1,6 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Run-length encoding of keys against a plain loop: no keys, one, all equal, all different, and runs that cross the
+// parts that threads handle together.
+
 #include "headway/kernels/run_lengths.hpp"
 
-#include "jagged_place.hpp"
+#include "jagged_backend.hpp"
 
 #include <random>
 
@@ -15,16 +20,16 @@ class RunLengthKernels : public JaggedKernels {
   template <class Key>
   void expect_runs(std::vector<Key> const& keys) {
     auto const size = static_cast<std::int64_t>(keys.size());
-    auto const values = place_->room<Key>(size);
-    auto const lengths = place_->room<std::int64_t>(size), run_of = place_->room<std::int64_t>(size);
-    auto const num_runs = place_->room<std::int64_t>(1);
-    place_->find_run_lengths({.type = sizeof(Key) == 4 ? RunLengths::KeyType::kInt32 : RunLengths::KeyType::kInt64,
-                              .size = size,
-                              .keys = place_->array(keys).data(),
-                              .values = values.data(),
-                              .lengths = lengths.data(),
-                              .run_of = run_of.data(),
-                              .num_runs = num_runs.data()});
+    auto const values = backend_->room<Key>(size);
+    auto const lengths = backend_->room<std::int64_t>(size), run_of = backend_->room<std::int64_t>(size);
+    auto const num_runs = backend_->room<std::int64_t>(1);
+    backend_->find_run_lengths({.type = sizeof(Key) == 4 ? RunLengths::KeyType::kInt32 : RunLengths::KeyType::kInt64,
+                                .size = size,
+                                .keys = backend_->array(keys).data(),
+                                .values = values.data(),
+                                .lengths = lengths.data(),
+                                .run_of = run_of.data(),
+                                .num_runs = num_runs.data()});
     std::vector<Key> expected_values;
     Numbers expected_lengths, expected_run_of;
     for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -62,7 +67,8 @@ TEST_P(RunLengthKernels, RunsCrossWhatIsDoneTogether) {
   expect_runs<std::int64_t>(Numbers(100'000, 3));
 }
 
-INSTANTIATE_TEST_SUITE_P(Places, RunLengthKernels, testing::ValuesIn(jagged_places()), name_of_place<JaggedPlace>);
+INSTANTIATE_TEST_SUITE_P(Backends, RunLengthKernels, testing::ValuesIn(jagged_backends()),
+                         name_of_backend<JaggedBackend>);
 
 }  // namespace
 }  // namespace headway::kernels

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "headway/kernels/silu_split.hpp"
 
+#include "layer_backend.hpp"
 #include "layer_numbers.hpp"
-#include "layer_place.hpp"
 
 #include <numeric>
 #include <stdexcept>
@@ -25,7 +26,7 @@ class SiluSplits : public LayerKernels {
   void expect_as_defined(SplitCase const& of) {
     std::int64_t const columns = std::accumulate(of.widths.begin(), of.widths.end(), std::int64_t{0});
     DrawnRows<Element> const x(random_, of.num_rows, columns, of.gap);
-    StridedRows<void const*> const rows{place_->array(x.elements).data(), x.stride};
+    StridedRows<void const*> const rows{backend_->array(x.elements).data(), x.stride};
 
     std::vector<SplitPart<void*>> parts;
     std::vector<SplitPart<void const*>> grad_parts;
@@ -33,21 +34,21 @@ class SiluSplits : public LayerKernels {
     std::vector<DrawnRows<Element>> grads;
     for (std::size_t i = 0; i < of.widths.size(); ++i) {
       std::int64_t const width = of.widths[i];
-      outs.push_back(place_->room<Element>(of.num_rows * width));
+      outs.push_back(backend_->room<Element>(of.num_rows * width));
       parts.push_back({{outs.back().data(), width}, width, of.activated[i]});
       grads.emplace_back(random_, of.num_rows, width, of.gap);
-      grad_parts.push_back({{place_->array(grads.back().elements).data(), width + of.gap}, width, of.activated[i]});
+      grad_parts.push_back({{backend_->array(grads.back().elements).data(), width + of.gap}, width, of.activated[i]});
     }
-    auto const grad_x = place_->room<Element>(of.num_rows * columns);
-    auto const sums = place_->room<Real<Element>>(columns);
+    auto const grad_x = backend_->room<Element>(of.num_rows * columns);
+    auto const sums = backend_->room<Real<Element>>(columns);
     auto const type = type_of<Element>();
-    place_->silu_split({.type = type, .num_rows = of.num_rows, .x = rows, .parts = parts});
-    place_->silu_split_backward({.type = type,
-                                 .num_rows = of.num_rows,
-                                 .x = rows,
-                                 .grad_parts = grad_parts,
-                                 .grad_x = grad_x.data(),
-                                 .column_sums = sums.data()});
+    backend_->silu_split({.type = type, .num_rows = of.num_rows, .x = rows, .parts = parts});
+    backend_->silu_split_backward({.type = type,
+                                   .num_rows = of.num_rows,
+                                   .x = rows,
+                                   .grad_parts = grad_parts,
+                                   .grad_x = grad_x.data(),
+                                   .column_sums = sums.data()});
 
     std::vector<double> expected_grad(static_cast<std::size_t>(of.num_rows * columns));
     std::vector<double> expected_sums(static_cast<std::size_t>(columns));
@@ -100,12 +101,12 @@ TEST_P(SiluSplits, OfNoRowsHaveSumsOfZero) {
 }
 
 TEST_P(SiluSplits, RefuseTooManyParts) {
-  std::vector<SplitPart<void*>> const parts(kMostSplitParts + 1);
-  EXPECT_THROW(place_->silu_split({.parts = parts}), std::invalid_argument);
-  EXPECT_THROW(place_->silu_split({}), std::invalid_argument);
+  std::vector<SplitPart<void*>> const parts(kMaxSplitParts + 1);
+  EXPECT_THROW(backend_->silu_split({.parts = parts}), std::invalid_argument);
+  EXPECT_THROW(backend_->silu_split({}), std::invalid_argument);
 }
 
-INSTANTIATE_TEST_SUITE_P(AtEachPlace, SiluSplits, testing::ValuesIn(layer_places()), name_of_place<LayerPlace>);
+INSTANTIATE_TEST_SUITE_P(OnEachBackend, SiluSplits, testing::ValuesIn(layer_backends()), name_of_backend<LayerBackend>);
 
 }  // namespace
 }  // namespace headway::kernels

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Exchanges of device memory between ranks that are threads and share the first GPU.
 
 #include "headway/comm/device_group.hpp"
@@ -37,7 +39,7 @@ class DeviceGroupTest : public GpuTest {
   /// Calls `body` on each rank, and rethrows the error of a rank.
   void on_each_rank(GroupOptions options, DeviceOptions const& device, std::function<void(Rank&)> const& body) {
     MemoryStore store;
-    options.engine = Engine::kInproc;
+    options.transport = Transport::kInproc;
     options.name = "test";
     options.timeout = options.connect_timeout = std::chrono::seconds(20);
     std::vector<std::exception_ptr> errors(kRanks);
@@ -156,19 +158,19 @@ TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
     for (int number = 0; number < 7; ++number) {
       gpu_.write(source, block(rank, 0, 4096, number));
       auto const slot = slots->take(own.stream);
-      slots->all_to_all_v(slot.number, sends, received, 0, {.stream = own.stream, .timeout = {}})->join(own.stream);
+      slots->all_to_all_v(slot.seq, sends, received, 0, {.stream = own.stream, .timeout = {}})->join(own.stream);
       gpu_.finish(own.stream);
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer == rank) continue;
         auto const got = gpu_.read(slot.memory.subspan(static_cast<std::size_t>(peer) * 4096, 4096));
         EXPECT_TRUE(same_bytes(got, block(peer, 0, 4096, number))) << number << " of rank " << peer;
       }
-      slots->release(slot.number, std::vector<DeviceStream>{own.stream});
+      slots->release(slot.seq, std::vector<DeviceStream>{own.stream});
     }
     auto const slot = slots->take(own.stream);
     EXPECT_THROW(static_cast<void>(slots->take(own.stream)), UsageError);
-    slots->release(slot.number, {});
-    EXPECT_EQ(slots->take(own.stream).number, slot.number);
+    slots->release(slot.seq, {});
+    EXPECT_EQ(slots->take(own.stream).seq, slot.seq);
   });
 }
 
@@ -183,7 +185,7 @@ TEST_F(DeviceGroupTest, AnAbortLetsStreamsThatWaitGoOn) {
     exchange()->join(own.stream);
     gpu_.finish(own.stream);
     if (own.group->rank() == 0) {
-      own.group->abort("enough");
+      own.group->admin().abort("enough");
       return;
     }
     try {

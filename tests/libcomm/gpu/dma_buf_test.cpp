@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // GPU memory is recognised and exported: the parts that need no RDMA device.
 
-#include "engines/gpu_memory.hpp"
 #include "headway/comm/status.hpp"
+#include "system/gpu_memory.hpp"
 #include "test_gpu.hpp"
 
 #include <gtest/gtest.h>

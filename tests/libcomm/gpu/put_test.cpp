@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device.
 
 #include "endpoint_group.hpp"
-#include "engines/verbs/device.hpp"
 #include "test_bytes.hpp"
 #include "test_gpu.hpp"
-#include "verbs_engine.hpp"
+#include "transport/verbs/device.hpp"
+#include "verbs_transport.hpp"
 
 #include <gtest/gtest.h>
 
@@ -33,23 +35,23 @@ TEST_F(GpuPutTest, PayloadsOfAnySizeAreReadFromTheDevice) {
     Tag const tag{.operation = operation++};
     ranks.put(0, {.peer = 1}, header, on_device, tag);
     ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, tag); })) << size << " bytes";
-    EXPECT_TRUE(same_bytes(ranks[1].landing().first(header.size()), header)) << size << " bytes";
-    EXPECT_TRUE(same_bytes(ranks[1].landing().subspan(kHeaderBytes, size), bytes)) << size << " bytes";
+    EXPECT_TRUE(same_bytes(ranks[1].receive_buffer().first(header.size()), header)) << size << " bytes";
+    EXPECT_TRUE(same_bytes(ranks[1].receive_buffer().subspan(kHeaderBytes, size), bytes)) << size << " bytes";
   }
 }
 
-TEST_F(GpuPutTest, APeerWritesToExposedMemoryOfTheDevice) {
-  constexpr SegmentId kSegment = 3;
+TEST_F(GpuPutTest, APeerWritesToAWindowOnTheDevice) {
+  constexpr WindowId kWindow = 3;
   EndpointGroup ranks(Verbs::connect(2, std::size_t{1} << 20));
   auto const bytes = test_bytes(300'000, 7);
   auto const on_device = gpu_.allocate(bytes.size());
-  ASSERT_TRUE(ranks[1].expose(0, kSegment, on_device));
+  ASSERT_TRUE(ranks[1].open_window(0, kWindow, on_device));
   ranks.put(1, {.peer = 0}, {}, {}, Tag{.operation = 1});
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{.operation = 1}); }));
-  ranks.put(0, {.peer = 1, .segment = kSegment}, {}, bytes, Tag{.operation = 2});
+  ranks.put(0, {.peer = 1, .window = kWindow}, {}, bytes, Tag{.operation = 2});
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = 2}); }));
   EXPECT_TRUE(same_bytes(gpu_.read(on_device), bytes));
-  ranks[1].withdraw(0, kSegment);
+  ranks[1].close_window(0, kWindow);
 }
 
 }  // namespace

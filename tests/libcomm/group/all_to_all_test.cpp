@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -132,7 +133,7 @@ TEST_P(AllToAllTest, TheBoundMayChangeWhileExchangesRun) {
     std::deque<Exchange> pending;
     for (std::uint64_t number = 0; number < 120; ++number) {
       if (number % 7 == 0)
-        group.set_max_lag(static_cast<int>((number / 7 + static_cast<std::uint64_t>(group.rank())) % 5));
+        group.admin().set_max_lag(static_cast<int>((number / 7 + static_cast<std::uint64_t>(group.rank())) % 5));
       pending.emplace_back(group.rank(), group.size(), number, uneven_sizes(number, 5000)).start(group);
       if (pending.size() > 5) {
         pending.front().finish(group);
@@ -140,8 +141,8 @@ TEST_P(AllToAllTest, TheBoundMayChangeWhileExchangesRun) {
       }
     }
     for (auto& exchange : pending) exchange.finish(group);
-    EXPECT_THROW(group.set_max_lag(5), UsageError);
-    EXPECT_THROW(group.set_max_lag(-1), UsageError);
+    EXPECT_THROW(group.admin().set_max_lag(5), UsageError);
+    EXPECT_THROW(group.admin().set_max_lag(-1), UsageError);
   });
 }
 
@@ -183,7 +184,7 @@ TEST_P(AllToAllTest, ABlockingExchangeBringsItsBytesAndCompletesAllOlderOnes) {
 
 TEST_P(AllToAllTest, TheLargestBlocksAreRightWhoeverWaitsInTheCall) {
   auto streaming = options();
-  streaming.pull_bytes = 1024;
+  streaming.min_get_bytes = 1024;
   streaming.stream_bytes = 150'000;
   run_ranks(3, streaming, [](Group& group) {
     for (std::uint64_t number = 0; number < 12; ++number) {
@@ -217,7 +218,7 @@ TEST_P(AllToAllTest, AllRanksLearnWhichBoundIsWorthHaving) {
       exchanges.pop_front();
     }
     for (auto& exchange : exchanges) exchange.finish(group);
-    advised[static_cast<std::size_t>(group.rank())] = group.recommended_max_lag(0);
+    advised[static_cast<std::size_t>(group.rank())] = group.monitor().recommended_max_lag(0);
   });
   EXPECT_GT(advised[0], 0);
   EXPECT_EQ(advised[1], advised[0]);
@@ -225,21 +226,21 @@ TEST_P(AllToAllTest, AllRanksLearnWhichBoundIsWorthHaving) {
 }
 
 TEST_P(AllToAllTest, NoBoundIsRecommendedWhereNobodyMeasures) {
-  run_ranks(2, options(), [](Group& group) { EXPECT_THROW(group.recommended_max_lag(0), UsageError); });
+  run_ranks(2, options(), [](Group& group) { EXPECT_THROW(group.monitor().recommended_max_lag(0), UsageError); });
 }
 
 TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;
-  with_lag.pull_bytes = 1024;
-  with_lag.offer_footprint = 0;
-  with_lag.offer_patience = {};
+  with_lag.min_get_bytes = 1024;
+  with_lag.get_footprint = 0;
+  with_lag.rts_patience = {};
   std::barrier in_step(2);
   std::atomic<std::uint64_t> num_revoked{0};
   run_ranks(2, with_lag, [&](Group& group) {
-    bool const are_offered = group.traits(1 - group.rank()).can_get && GetParam().allow_pull;
-    // On a loaded host the progress thread of rank 1 may take each offer before it is revoked.
-    auto const goes_on = [&](std::uint64_t number) { return are_offered && num_revoked == 0 && number < 1000; };
+    bool const uses_rendezvous = group.monitor().traits(1 - group.rank()).can_get && GetParam().allow_get;
+    // On a loaded host the progress thread of rank 1 may take each RTS before it is revoked.
+    auto const goes_on = [&](std::uint64_t number) { return uses_rendezvous && num_revoked == 0 && number < 1000; };
     for (std::uint64_t number = 0; number < 20 || goes_on(number); ++number) {
       Exchange exchange(group.rank(), 2, number, even_sizes(4000));
       if (group.rank() == 1) exchange.start(group);
@@ -247,20 +248,20 @@ TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
       if (group.rank() == 0) {
         exchange.start(group);
         exchange.finish(group);  // Rank 1 makes no call meanwhile.
-        num_revoked = group.stats().offers_revoked;
+        num_revoked = group.monitor().stats().rts_revoked;
       }
       in_step.arrive_and_wait();
       exchange.finish(group);
     }
-    EXPECT_EQ(num_revoked > 0, are_offered) << num_revoked;
+    EXPECT_EQ(num_revoked > 0, uses_rendezvous) << num_revoked;
   });
 }
 
 TEST_P(AllToAllTest, LargeBlocksAreRightWhoeverMovesThem) {
   auto with_lag = options();
   with_lag.max_lag = 2;
-  with_lag.pull_bytes = 1024;
-  with_lag.offer_footprint = 0;
+  with_lag.min_get_bytes = 1024;
+  with_lag.get_footprint = 0;
   run_ranks(4, with_lag, [&](Group& group) {
     std::deque<Exchange> exchanges;
     for (std::uint64_t number = 0; number < 60; ++number) {
@@ -296,7 +297,7 @@ TEST_P(AllToAllTest, OperationsAreNumberedWithinTheirChannel) {
     for (std::uint64_t number = 0; number < 3; ++number) {
       for (int channel = 0; channel < 2; ++channel) {
         Exchange exchange(group.rank(), group.size(), number, even_sizes(10));
-        EXPECT_EQ(exchange.start(group, channel)->number(), number);
+        EXPECT_EQ(exchange.start(group, channel)->seq(), number);
         exchange.finish(group);
       }
     }

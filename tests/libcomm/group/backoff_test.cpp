@@ -1,4 +1,9 @@
-#include "backoff.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Backoff: when a thread that polls without success goes to sleep. Sleep must come in the end, not before the spin time
+// is over, and progress in between puts it off only for a while. Limits are generous, as the host may be busy.
+
+#include "group/backoff.hpp"
 
 #include <gtest/gtest.h>
 

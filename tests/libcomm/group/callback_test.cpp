@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Callbacks of operations: time, thread, and allowed calls.
 
 #include "exchange.hpp"
@@ -115,7 +117,7 @@ TEST_P(CallbackTest, ACallbackMayUseItsGroupWhileThatIsDestroyed) {
       auto const operation = group->receive(block, 1 - rank, 1, 0);  // No rank sends this message.
       group->on_done(*operation, [&] {
         std::this_thread::sleep_for(milliseconds(20));
-        seen = std::string(group->health().message());
+        seen = std::string(group->monitor().health().message());
       });
     }
     EXPECT_NE(seen.find("destroyed"), std::string::npos) << seen;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -45,13 +46,13 @@ class ChannelBoundsTest : public GroupTest {
   /// Number of all-to-alls per channel that are posted or completed.
   static std::array<int, 2> num_posted(Group& group) {
     std::array<int, 2> count{};
-    for (auto const& record : group.flight_records()) {
+    for (auto const& record : group.monitor().flight_records()) {
       if (record.state != FlightState::kQueued) ++count.at(static_cast<std::size_t>(record.channel));
     }
     return count;
   }
 
-  static std::array<int, 2> bounds_of(Group& group) { return {group.max_lag(0), group.max_lag(1)}; }
+  static std::array<int, 2> bounds_of(Group& group) { return {group.admin().max_lag(0), group.admin().max_lag(1)}; }
 
   /// Runs a loop on one channel, up to the recommended bound ahead. It sleeps `delay_us(step)` before each exchange.
   static void follow(Group& group, int channel, std::function<int(int step)> const& delay_us) {
@@ -60,8 +61,8 @@ class ChannelBoundsTest : public GroupTest {
       std::this_thread::sleep_for(microseconds(delay_us(step)));
       exchanges.emplace_back(group.rank(), group.size(), static_cast<std::uint64_t>(step), even_sizes(500))
           .start(group, channel);
-      int const bound = group.recommended_max_lag(channel);
-      group.set_max_lag(bound, channel);
+      int const bound = group.monitor().recommended_max_lag(channel);
+      group.admin().set_max_lag(bound, channel);
       while (static_cast<int>(exchanges.size()) > bound) {
         exchanges.front().finish(group);
         exchanges.pop_front();
@@ -79,7 +80,7 @@ TEST_P(ChannelBoundsTest, EachChannelPostsAsFarAsItsOwnBound) {
     run_ranks(2, two_channels(3), [&](Group& group) {
       bool const is_ahead = group.rank() == 0;
       Bounds const bounds = is_ahead ? ahead : behind;
-      for (int channel : {0, 1}) group.set_max_lag(bounds.at(static_cast<std::size_t>(channel)), channel);
+      for (int channel : {0, 1}) group.admin().set_max_lag(bounds.at(static_cast<std::size_t>(channel)), channel);
       EXPECT_EQ(bounds_of(group), bounds);
       auto first = make_exchanges(group, 0, kCount), second = make_exchanges(group, 1, kCount);
       auto const start_both = [&] {
@@ -89,7 +90,7 @@ TEST_P(ChannelBoundsTest, EachChannelPostsAsFarAsItsOwnBound) {
       if (is_ahead) {
         start_both();
         EXPECT_EQ(num_posted(group), (Bounds{bounds[0] + 1, bounds[1] + 1})) << "the other rank has started none";
-        EXPECT_EQ(group.stats().queued, 2 * kCount - 2 - static_cast<std::uint64_t>(bounds[0] + bounds[1]));
+        EXPECT_EQ(group.monitor().stats().queued, 2 * kCount - 2 - static_cast<std::uint64_t>(bounds[0] + bounds[1]));
       }
       in_step.arrive_and_wait();
       if (!is_ahead) second.front().start(group, 1);
@@ -118,9 +119,9 @@ TEST_P(ChannelBoundsTest, ABoundMayBeRaisedForOneChannelOrForAll) {
     for (auto& exchange : second) exchange.start(group, 1);
     if (group.rank() == 0) {
       EXPECT_EQ(num_posted(group), (std::array{1, 1}));
-      group.set_max_lag(2, 1);
+      group.admin().set_max_lag(2, 1);
       EXPECT_EQ(num_posted(group), (std::array{1, 3}));
-      group.set_max_lag(1);
+      group.admin().set_max_lag(1);
       EXPECT_EQ(num_posted(group), (std::array{2, 3}));
       EXPECT_EQ(bounds_of(group), (std::array{1, 1}));
       rank_0_is_ahead.arrive_and_wait();
@@ -143,14 +144,14 @@ TEST_P(ChannelBoundsTest, AWrongChannelOrBoundIsNamedAndChangesNothing) {
       return "no error";
     };
     std::string const no_channel_2 = "the group has no channel 2, num_channels is 2";
-    EXPECT_EQ(error_of([&] { group.set_max_lag(3, 2); }), "set_max_lag: " + no_channel_2);
-    EXPECT_EQ(error_of([&] { static_cast<void>(group.max_lag(2)); }), "max_lag: " + no_channel_2);
-    EXPECT_EQ(error_of([&] { static_cast<void>(group.recommended_max_lag(2)); }),
+    EXPECT_EQ(error_of([&] { group.admin().set_max_lag(3, 2); }), "set_max_lag: " + no_channel_2);
+    EXPECT_EQ(error_of([&] { static_cast<void>(group.admin().max_lag(2)); }), "max_lag: " + no_channel_2);
+    EXPECT_EQ(error_of([&] { static_cast<void>(group.monitor().recommended_max_lag(2)); }),
               "recommended_max_lag: " + no_channel_2);
-    EXPECT_EQ(error_of([&] { group.set_max_lag(3, -1); }),
+    EXPECT_EQ(error_of([&] { group.admin().set_max_lag(3, -1); }),
               "set_max_lag: the group has no channel -1, num_channels is 2");
-    EXPECT_EQ(error_of([&] { group.set_max_lag(4, 1); }), "max_lag 4 is outside 0 to max_lag_limit 3");
-    EXPECT_EQ(error_of([&] { group.set_max_lag(-1, 0); }), "max_lag -1 is outside 0 to max_lag_limit 3");
+    EXPECT_EQ(error_of([&] { group.admin().set_max_lag(4, 1); }), "max_lag 4 is outside 0 to max_lag_limit 3");
+    EXPECT_EQ(error_of([&] { group.admin().set_max_lag(-1, 0); }), "max_lag -1 is outside 0 to max_lag_limit 3");
     EXPECT_EQ(bounds_of(group), (std::array{1, 1}));
   });
 }
@@ -167,7 +168,7 @@ TEST_P(ChannelBoundsTest, ChannelsOfDifferentLoadAdaptEachForItself) {
       if (channel == 1) follow(group, 1, [&](int) { return any_delay_us(random); });
     });
     // Lag does not help against a straggler, apart from the jitter of a loaded host. It helps against random delays.
-    EXPECT_LT(group.max_lag(0), group.max_lag(1));
+    EXPECT_LT(group.admin().max_lag(0), group.admin().max_lag(1));
   });
 }
 
@@ -189,16 +190,16 @@ TEST_P(ChannelBoundsTest, WaitingForAnotherChannelIsNotWork) {
       ahead.pop_front();
     }
     for (auto& exchange : ahead) exchange.finish(group);
-    EXPECT_GT(group.recommended_max_lag(0), 0);
+    EXPECT_GT(group.monitor().recommended_max_lag(0), 0);
   });
 }
 
 TEST_P(ChannelBoundsTest, AShrunkGroupKeepsTheBoundOfEachChannel) {
   run_ranks(3, two_channels(3), [](Group& group) {
-    group.set_max_lag(group.rank(), 1);
+    group.admin().set_max_lag(group.rank(), 1);
     std::array const bounds{0, group.rank()};
     if (group.rank() == 2) return;
-    auto const shrunk = group.shrink({}, std::chrono::seconds(20));
+    auto const shrunk = group.admin().shrink({}, std::chrono::seconds(20));
     EXPECT_EQ(bounds_of(*shrunk.group), bounds);
     finish(*shrunk.group, shrunk.group->barrier());
   });

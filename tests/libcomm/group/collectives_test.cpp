@@ -1,3 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Collectives of a group on host memory, each in groups of several sizes, with several block sizes and each rank as
+// root.
+//
+// The bytes of a block depend on rank, size and root, and every output lies between guard bytes. So a block of the
+// wrong rank, of an earlier call, or one byte too long shows at once. Sizes are below, at and above a slot, which the
+// transports treat differently.
+
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"

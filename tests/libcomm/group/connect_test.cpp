@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Groups connect in spite of signals, and again under the same store and name.
 
 #include "headway/comm/group.hpp"
@@ -38,17 +40,17 @@ class SignalTimer {
 };
 
 /// Connects `size` ranks as threads and runs a barrier. @returns their generations.
-std::vector<std::string> connect_all(int size, Engine engine, Store& store) {
+std::vector<std::string> connect_all(int size, Transport transport, Store& store) {
   std::vector<std::future<std::string>> pending;
   for (int rank = 0; rank < size; ++rank) {
     pending.push_back(std::async(std::launch::async, [&, rank] {
       GroupOptions options;
-      options.engine = engine;
+      options.transport = transport;
       options.connect_timeout = seconds(20);
       auto const group = Group::connect(rank, size, store, options);
       auto const barrier = group->barrier();
       Status const status = group->wait(*barrier);
-      return status.ok() ? group->generation() : std::string(status.message());
+      return status.ok() ? group->monitor().generation() : std::string(status.message());
     }));
   }
   std::vector<std::string> generations;
@@ -56,11 +58,11 @@ std::vector<std::string> connect_all(int size, Engine engine, Store& store) {
   return generations;
 }
 
-class EveryEngine : public testing::TestWithParam<Engine> {};
-INSTANTIATE_TEST_SUITE_P(Engines, EveryEngine,
-                         testing::Values(Engine::kInproc, Engine::kAuto, Engine::kShm, Engine::kTcp));
+class EveryTransport : public testing::TestWithParam<Transport> {};
+INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
+                         testing::Values(Transport::kInproc, Transport::kAuto, Transport::kShm, Transport::kTcp));
 
-TEST_P(EveryEngine, ConnectsUnderSignals) {
+TEST_P(EveryTransport, ConnectsUnderSignals) {
   SignalTimer const timer;
   auto const deadline = Clock::now() + seconds(20);
   for (int round = 0; round < 10 || (SignalTimer::num_signals == 0 && Clock::now() < deadline); ++round) {
@@ -71,7 +73,7 @@ TEST_P(EveryEngine, ConnectsUnderSignals) {
   EXPECT_GT(SignalTimer::num_signals, 0);
 }
 
-TEST_P(EveryEngine, ConnectsAgainUnderOneStoreAndName) {
+TEST_P(EveryTransport, ConnectsAgainUnderOneStoreAndName) {
   MemoryStore store;
   std::string last;
   for (int round = 0; round < 10; ++round) {

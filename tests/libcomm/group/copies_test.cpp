@@ -1,5 +1,6 @@
-#include "small_copy.hpp"
-#include "streaming_copy.hpp"
+// SPDX-License-Identifier: Apache-2.0
+#include "system/small_copy.hpp"
+#include "system/streaming_copy.hpp"
 #include "test_bytes.hpp"
 
 #include <gtest/gtest.h>

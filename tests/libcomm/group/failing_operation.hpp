@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/comm/group.hpp"
@@ -20,7 +21,7 @@ Status first_failure(Group& group, Start const& start) {
     return error.status();
   }
   for (Deadline const deadline = Clock::now() + std::chrono::seconds(20); Clock::now() < deadline;) {
-    if (Status status = group.health(); !status.ok()) return status;
+    if (Status status = group.monitor().health(); !status.ok()) return status;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw std::runtime_error("the operation was done and the group shows no failure");

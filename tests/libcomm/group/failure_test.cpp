@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
@@ -115,7 +116,7 @@ TEST_P(FailureTest, AWaitWithItsOwnTimeoutLeavesTheOperationRunning) {
       Status const status = group.wait(*exchange.start(group), milliseconds(50));
       EXPECT_EQ(status.code(), StatusCode::kTimeout);
       EXPECT_TRUE(names(status.message(), "rank 1")) << status.message();
-      EXPECT_TRUE(group.health().ok());
+      EXPECT_TRUE(group.monitor().health().ok());
       has_timed_out.arrive_and_wait();
     } else {
       has_timed_out.arrive_and_wait();
@@ -135,8 +136,8 @@ TEST_P(FailureTest, AbortFailsPendingAndLaterWorkOfEveryRankWithItsReason) {
     }
     all_started.arrive_and_wait();
     if (group.rank() == 1) {
-      group.abort("the reactor is on fire");
-      EXPECT_EQ(group.health().code(), StatusCode::kAborted);
+      group.admin().abort("the reactor is on fire");
+      EXPECT_EQ(group.monitor().health().code(), StatusCode::kAborted);
     } else {
       for (auto* exchange : {&first, &second}) {
         Status const status = group.wait(*exchange->operation());
@@ -144,7 +145,7 @@ TEST_P(FailureTest, AbortFailsPendingAndLaterWorkOfEveryRankWithItsReason) {
         EXPECT_NE(status.message().find("the reactor is on fire"), std::string::npos) << status.message();
         EXPECT_TRUE(names(status.message(), "rank 1")) << status.message();
       }
-      EXPECT_FALSE(group.health().ok());
+      EXPECT_FALSE(group.monitor().health().ok());
     }
     EXPECT_THROW(
         {
@@ -187,7 +188,7 @@ TEST_P(FailureTest, AbortEndsTheWaitOfAnotherThread) {
       auto const operation = group.receive(block, 1, 1, 1);
       std::jthread const aborter([&] {
         std::this_thread::sleep_for(milliseconds(100));
-        group.abort("enough");
+        group.admin().abort("enough");
       });
       auto const start = Clock::now();
       EXPECT_EQ(group.wait(*operation).code(), StatusCode::kAborted);
@@ -288,18 +289,19 @@ TEST_P(FailureTest, TheFailureOfOneGroupLeavesAnotherAlone) {
     second.name = "second";
     auto const failing = Group::connect(rank, 3, store, first);
     auto const healthy = Group::connect(rank, 3, store, second);
-    if (rank == 0) failing->abort("only this one");
-    for (Deadline const deadline = Clock::now() + seconds(10); failing->health().ok() && Clock::now() < deadline;) {
+    if (rank == 0) failing->admin().abort("only this one");
+    for (Deadline const deadline = Clock::now() + seconds(10);
+         failing->monitor().health().ok() && Clock::now() < deadline;) {
       std::this_thread::sleep_for(milliseconds(1));
     }
-    EXPECT_FALSE(failing->health().ok()) << "rank " << rank;
+    EXPECT_FALSE(failing->monitor().health().ok()) << "rank " << rank;
     has_failed.arrive_and_wait();
     for (std::uint64_t number = 0; number < 10; ++number) {
       Exchange exchange(rank, 3, number, uneven_sizes(number, 9000));
       exchange.start(*healthy);
       exchange.finish(*healthy);
     }
-    EXPECT_TRUE(healthy->health().ok());
+    EXPECT_TRUE(healthy->monitor().health().ok());
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
@@ -52,11 +53,11 @@ TEST_P(FlightRecorderTest, ACompletedExchangeIsRecordedWithItsSizesAndTimes) {
   run_ranks(2, options(), [](Group& group) {
     run_exchange(group, 0, 100);
     run_exchange(group, 1, 50000);
-    auto const records = group.flight_records();
+    auto const records = group.monitor().flight_records();
     ASSERT_EQ(records.size(), 2u);
     for (std::uint64_t number = 0; number < 2; ++number) {
       auto const& record = records[number];
-      EXPECT_EQ(record.number, number);
+      EXPECT_EQ(record.seq, number);
       EXPECT_STREQ(record.verb, "all_to_all_v");
       EXPECT_EQ(record.channel, 0);
       EXPECT_EQ(record.peer, -1);
@@ -85,14 +86,14 @@ TEST_P(FlightRecorderTest, CollectivesAndMessagesAreRecordedWithTheirPeerAndNumb
       if (group.rank() == 0) finish(group, group.send(block, 1, 1, 7));
       if (group.rank() == 1) finish(group, group.receive(block, 0, 1, 7));
     }
-    auto const records = group.flight_records();
+    auto const records = group.monitor().flight_records();
     ASSERT_EQ(records.size(), group.rank() == 2 ? 3u : 5u);
     expect_in_order(records);
     EXPECT_STREQ(records[0].verb, "broadcast");
     EXPECT_EQ(records[0].peer, 2);
     EXPECT_EQ(records[0].channel, -1);
     EXPECT_STREQ(records[1].verb, "all_gather");
-    EXPECT_EQ(records[1].number, 1u);
+    EXPECT_EQ(records[1].seq, 1u);
     EXPECT_EQ(records[1].peer, -1);
     EXPECT_EQ(records[1].input_bytes, 100u);
     EXPECT_EQ(records[1].output_bytes, 300u);
@@ -101,7 +102,7 @@ TEST_P(FlightRecorderTest, CollectivesAndMessagesAreRecordedWithTheirPeerAndNumb
     for (std::size_t message = 0; group.rank() < 2 && message < 2; ++message) {
       auto const& record = records[3 + message];
       EXPECT_STREQ(record.verb, group.rank() == 0 ? "send" : "receive");
-      EXPECT_EQ(record.number, message);
+      EXPECT_EQ(record.seq, message);
       EXPECT_EQ(record.peer, 1 - group.rank());
     }
     for (auto const& record : records) EXPECT_EQ(record.state, FlightState::kCompleted);
@@ -117,7 +118,7 @@ TEST_P(FlightRecorderTest, APendingOperationTellsWhomItWaitsFor) {
       exchange.start(group);
       auto const receive = group.receive(block, 2, 1, 1);
       EXPECT_EQ(group.wait(*exchange.operation(), milliseconds(500)).code(), StatusCode::kTimeout);
-      auto const records = group.flight_records();
+      auto const records = group.monitor().flight_records();
       ASSERT_EQ(records.size(), 2u);
       for (auto const& record : records) {
         EXPECT_EQ(record.state, FlightState::kPosted) << record.verb;
@@ -143,7 +144,7 @@ TEST_P(FlightRecorderTest, AnExchangeThatTheBoundHoldsBackIsQueued) {
     first.start(group);
     second.start(group);
     if (group.rank() == 0) {
-      auto const records = group.flight_records();
+      auto const records = group.monitor().flight_records();
       ASSERT_EQ(records.size(), 2u);
       EXPECT_EQ(records[0].state, FlightState::kPosted);
       EXPECT_EQ(records[1].state, FlightState::kQueued);
@@ -164,7 +165,7 @@ TEST_P(FlightRecorderTest, ATimeoutLeavesRecordsThatNameTheMissingRank) {
       exchange.start(group);
       EXPECT_FALSE(group.wait(*exchange.operation()).ok());
       for (int look = 0; look < 2; ++look) {
-        auto const records = group.flight_records();
+        auto const records = group.monitor().flight_records();
         ASSERT_EQ(records.size(), 1u);
         EXPECT_EQ(records[0].state, FlightState::kFailed);
         EXPECT_EQ(records[0].waiting_for, Ranks{1});
@@ -181,7 +182,7 @@ TEST_P(FlightRecorderTest, ALargeBlockThatIsNotTakenNamesItsReceiver) {
     auto const block = test_bytes(1 << 20, 1);
     if (group.rank() == 0) {
       EXPECT_FALSE(group.wait(*group.send(block, 1, 1, 1)).ok());
-      auto const records = group.flight_records();
+      auto const records = group.monitor().flight_records();
       ASSERT_EQ(records.size(), 1u);
       EXPECT_EQ(records[0].waiting_for, Ranks{1});
     }
@@ -194,7 +195,7 @@ TEST_P(FlightRecorderTest, FailureIsToldBeforeAnyWaiterSeesIt) {
   run_ranks(2, impatient_options(), [&](Group& group) {
     if (group.rank() == 0) {
       std::atomic<bool> is_told{false};
-      group.on_failure([&](Status const&, std::vector<FlightRecord> const&) {
+      group.admin().on_failure([&](Status const&, std::vector<FlightRecord> const&) {
         std::this_thread::sleep_for(milliseconds(50));  // About the time of writing a file.
         is_told = true;
       });
@@ -218,7 +219,7 @@ TEST_P(FlightRecorderTest, FailureIsToldOnceToARankThatWaitsForNothing) {
     std::atomic<int> num_told{0};
     std::vector<FlightRecord> told;
     Status why;
-    group.on_failure([&](Status const& failure, std::vector<FlightRecord> const& records) {
+    group.admin().on_failure([&](Status const& failure, std::vector<FlightRecord> const& records) {
       told = records;
       why = failure;
       ++num_told;
@@ -230,8 +231,8 @@ TEST_P(FlightRecorderTest, FailureIsToldOnceToARankThatWaitsForNothing) {
     }
     Deadline const deadline = Clock::now() + seconds(20);
     while (num_told == 0 && Clock::now() < deadline) {
-      // inproc shows a peer's failure only in a call. All other engines have a connection that shows it.
-      if (group.options().engine == Engine::kInproc) static_cast<void>(group.health());
+      // inproc shows a peer's failure only in a call. All other transports have a connection that shows it.
+      if (group.options().transport == Transport::kInproc) static_cast<void>(group.monitor().health());
       std::this_thread::sleep_for(milliseconds(1));
     }
     EXPECT_EQ(num_told, 1);
@@ -239,7 +240,7 @@ TEST_P(FlightRecorderTest, FailureIsToldOnceToARankThatWaitsForNothing) {
     EXPECT_EQ(told.size(), group.rank() == 0 ? 2u : 1u);
     EXPECT_EQ(told.at(0).state, FlightState::kCompleted);
     std::atomic<int> told_late{0};
-    group.on_failure([&](Status const&, std::vector<FlightRecord> const&) { ++told_late; });
+    group.admin().on_failure([&](Status const&, std::vector<FlightRecord> const&) { ++told_late; });
     EXPECT_EQ(told_late, 1) << "the group has failed already";
     all_told.arrive_and_wait();
     EXPECT_EQ(num_told, 1);
@@ -250,7 +251,7 @@ TEST_P(FlightRecorderTest, LeavingAGroupIsNoFailure) {
   std::atomic<int> num_told{0};
   std::barrier started(2);
   run_ranks(2, options(), [&](Group& group) {
-    group.on_failure([&](Status const&, std::vector<FlightRecord> const&) { ++num_told; });
+    group.admin().on_failure([&](Status const&, std::vector<FlightRecord> const&) { ++num_told; });
     run_exchange(group, 0, 100);
     started.arrive_and_wait();
   });
@@ -265,18 +266,18 @@ TEST_P(FlightRecorderTest, TheLastOnesAreKeptAndAPendingOneIsNeverPushedOut) {
     std::vector<std::byte> block(8);
     auto const pending = group.receive(block, 1 - group.rank(), 1, 1);
     for (std::uint64_t number = 0; number < 11; ++number) run_exchange(group, number, 100);
-    auto const records = group.flight_records();
+    auto const records = group.monitor().flight_records();
     all_looked.arrive_and_wait();
     ASSERT_EQ(records.size(), 5u);
     expect_in_order(records);
     EXPECT_STREQ(records[0].verb, "receive");
     EXPECT_EQ(records[0].waiting_for, Ranks{1 - group.rank()});
-    for (std::uint64_t i = 1; i < 5; ++i) EXPECT_EQ(records[i].number, 6 + i);
+    for (std::uint64_t i = 1; i < 5; ++i) EXPECT_EQ(records[i].seq, 6 + i);
     finish(group, group.send(block, 1 - group.rank(), 1, 1));
     finish(group, pending);
-    EXPECT_EQ(group.flight_records().size(), 4u + 2u) << "the messages are kept beside the exchanges";
+    EXPECT_EQ(group.monitor().flight_records().size(), 4u + 2u) << "the messages are kept beside the exchanges";
     for (int collective = 0; collective < 9; ++collective) finish(group, group.barrier());
-    EXPECT_EQ(group.flight_records().size(), 4u + 4u);
+    EXPECT_EQ(group.monitor().flight_records().size(), 4u + 4u);
   });
 }
 
@@ -291,17 +292,17 @@ TEST_P(FlightRecorderTest, AllThatIsPendingIsToldThoughItIsMoreThanIsKept) {
       exchanges.emplace_back(group.rank(), 2, number, even_sizes(100)).start(group);
     }
     if (group.rank() == 0) {
-      auto const records = group.flight_records();
+      auto const records = group.monitor().flight_records();
       all_looked.arrive_and_wait();
       ASSERT_EQ(records.size(), 10u);
       for (auto const& record : records) {
         EXPECT_EQ(record.input_bytes, 200u);
         EXPECT_EQ(record.waiting_for, Ranks{1});
-        EXPECT_EQ(record.state, record.number == 0 ? FlightState::kPosted : FlightState::kQueued);
+        EXPECT_EQ(record.state, record.seq == 0 ? FlightState::kPosted : FlightState::kQueued);
       }
     }
     for (auto& exchange : exchanges) exchange.finish(group);
-    EXPECT_EQ(group.flight_records().size(), 4u);
+    EXPECT_EQ(group.monitor().flight_records().size(), 4u);
   });
 }
 
@@ -313,19 +314,19 @@ TEST_P(FlightRecorderTest, WithoutRecordsNothingIsRecordedAndFailureIsStillTold)
     run_exchange(group, 0, 100);
     std::vector<std::byte> block(8);
     auto const pending = group.receive(block, 1 - group.rank(), 1, 1);
-    EXPECT_TRUE(group.flight_records().empty());
+    EXPECT_TRUE(group.monitor().flight_records().empty());
     std::atomic<bool> told{false};
-    group.on_failure([&](Status const&, std::vector<FlightRecord> const& records) {
+    group.admin().on_failure([&](Status const&, std::vector<FlightRecord> const& records) {
       EXPECT_TRUE(records.empty());
       told = true;
     });
     all_started.arrive_and_wait();
-    group.abort("enough");
+    group.admin().abort("enough");
     EXPECT_FALSE(group.wait(*pending).ok());
     Deadline const deadline = Clock::now() + seconds(20);
     while (!told && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(1));
     EXPECT_TRUE(told);
-    EXPECT_TRUE(group.flight_records().empty());
+    EXPECT_TRUE(group.monitor().flight_records().empty());
     all_told.arrive_and_wait();
   });
 }
@@ -349,11 +350,11 @@ TEST_P(FlightRecorderTest, ThreadsRecordAndReadAtOnce) {
         });
       }
       while (num_running > 0) {
-        expect_in_order(group.flight_records());
+        expect_in_order(group.monitor().flight_records());
         std::this_thread::yield();
       }
     }
-    auto const records = group.flight_records();
+    auto const records = group.monitor().flight_records();
     EXPECT_EQ(records.size(), 2 * kExchanges);
     for (int channel = 0; channel < 2; ++channel) {
       auto const is_of_channel = [&](auto const& record) { return record.channel == channel; };

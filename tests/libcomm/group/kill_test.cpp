@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
 #include "host_traces.hpp"
@@ -22,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// Time in which every survivor must name the victim. On verbs: the transport's retries (0.5 s) and a second.
-milliseconds time_to_name(std::string_view engine) { return milliseconds(engine == "verbs" ? 1500 : 2000); }
+milliseconds time_to_name(std::string_view transport) { return milliseconds(transport == "verbs" ? 1500 : 2000); }
 
 /// Kills `victim` and checks the other ranks' reports. @returns the time until the last report.
 Clock::duration kill_and_check(StartedGroup& ranks, int victim, milliseconds limit) {
@@ -36,23 +37,27 @@ Clock::duration kill_and_check(StartedGroup& ranks, int victim, milliseconds lim
     slowest = std::max(slowest, Clock::now() - killed_at);
     if (!line) {
       ADD_FAILURE() << "rank " << rank << " hangs or ended without a word";
+      ranks[rank].kill();
       continue;
     }
     EXPECT_LT(Clock::now() - killed_at, limit) << "rank " << rank;
     EXPECT_TRUE(line->starts_with("failed: ") && names(*line, name)) << "rank " << rank << ": " << *line;
-    EXPECT_EQ(ranks[rank].collect(), 0) << "rank " << rank;
+  }
+  // Processes are collected after the last report was timed: under a sanitizer the end of a process takes a second.
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    if (rank != victim) EXPECT_EQ(ranks[rank].collect(), 0) << "rank " << rank;
   }
   return slowest;
 }
 
-/// kill -9 of a rank in a stream of exchanges. Parameters: engine, bytes per block, bound.
+/// kill -9 of a rank in a stream of exchanges. Parameters: transport, bytes per block, bound.
 class KillTest : public testing::TestWithParam<std::tuple<char const*, int, int>> {};
 
 TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
   constexpr int kVictim = 2;
-  auto const [engine, bytes, lag] = GetParam();
+  auto const [transport, bytes, lag] = GetParam();
   for (int round = 0; round < 5; ++round) {
-    StartedGroup ranks({.engine = engine, .bytes = static_cast<std::size_t>(bytes), .lag = lag});
+    StartedGroup ranks({.transport = transport, .bytes = static_cast<std::size_t>(bytes), .lag = lag});
     ASSERT_TRUE(ranks.is_exchanging());
     // A file without a name cannot be left behind, however a process ends.
     EXPECT_EQ(named_temporary_files_of(ranks[kVictim].process()), std::vector<std::string>());
@@ -61,15 +66,15 @@ TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Group, KillTest,
-                         testing::Combine(testing::ValuesIn(engines_between_processes()), testing::Values(100, 200000),
-                                          testing::Values(0, 2)),
+                         testing::Combine(testing::ValuesIn(transports_between_processes()),
+                                          testing::Values(100, 200000), testing::Values(0, 2)),
                          [](auto const& tested) {
                            return std::string(std::get<0>(tested.param)) + "_" +
                                   std::to_string(std::get<1>(tested.param)) + "_bytes_lag_" +
                                   std::to_string(std::get<2>(tested.param));
                          });
 
-/// kill -9 of any rank at any time. Parameter: engine.
+/// kill -9 of any rank at any time. Parameter: transport.
 class RandomKillTest : public testing::TestWithParam<char const*> {};
 
 TEST_P(RandomKillTest, EverySurvivorOfAKillAtARandomPointNamesTheVictimInTime) {
@@ -88,7 +93,7 @@ TEST_P(RandomKillTest, EverySurvivorOfAKillAtARandomPointNamesTheVictimInTime) {
   std::cout << "slowest report: " << std::chrono::duration_cast<milliseconds>(slowest).count() << " ms" << std::endl;
 }
 
-INSTANTIATE_TEST_SUITE_P(Group, RandomKillTest, testing::ValuesIn(engines_between_processes()),
+INSTANTIATE_TEST_SUITE_P(Group, RandomKillTest, testing::ValuesIn(transports_between_processes()),
                          [](auto const& tested) { return std::string(tested.param); });
 
 }  // namespace

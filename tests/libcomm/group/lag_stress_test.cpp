@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "random_rounds.hpp"
@@ -18,8 +19,9 @@
 namespace headway::comm {
 namespace {
 
-/// Random streams of exchanges on the real engines, at the speed of the host. ring_stress tests the exchange itself
-/// under every order of events that a seed can make. This test covers the layers below: engines, threads and sleep.
+/// Random streams of exchanges on the real transports, at the speed of the host. all_to_all_stress tests the exchange
+/// itself under every order of events that a seed can make. This test covers the layers below: transports, threads and
+/// sleep.
 class LagStressTest : public GroupTest {
  protected:
   /// Random settings of one round.
@@ -40,8 +42,8 @@ class LagStressTest : public GroupTest {
               .options = options()};
     plan.options.max_lag = plan.options.max_lag_limit = static_cast<int>(draw(random, 0, 4));
     plan.options.num_channels = static_cast<int>(draw(random, 1, 3));
-    plan.options.offer_footprint = draw(random, 0, 1) * plan.options.offer_footprint;
-    plan.options.pull_bytes = draw(random, 0, 1) == 0 ? 1024 : plan.options.pull_bytes;
+    plan.options.get_footprint = draw(random, 0, 1) * plan.options.get_footprint;
+    plan.options.min_get_bytes = draw(random, 0, 1) == 0 ? 1024 : plan.options.min_get_bytes;
     return plan;
   }
 
@@ -88,7 +90,7 @@ class LagStressTest : public GroupTest {
       case 0:
         return std::this_thread::sleep_for(draw_delay(random, {}, std::chrono::milliseconds(3)));
       case 1:
-        return group.set_max_lag(static_cast<int>(draw(random, 0, limit)), draw_channel(group, random));
+        return group.admin().set_max_lag(static_cast<int>(draw(random, 0, limit)), draw_channel(group, random));
       case 2:
         group.test(newest);
         return;

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Leaving a group: deliver() waits until peers have taken what this rank has sent, leave() ends the group on this rank.
+//
+// The difficult case is two ranks that both leave while each still has a message for the other that nobody will
+// receive. Neither may wait for the other for ever, and each must learn which message was not taken.
+
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -28,7 +35,7 @@ TEST_P(LeaveTest, ARankThatDeliversLeavesOnceItsMessagesAreTaken) {
     auto const message = test_bytes(kLargeBytes, 1);
     if (group.rank() == 0) {
       auto const operation = group.send(message, 1, 7, kType);
-      EXPECT_TRUE(group.deliver(milliseconds(20000)).ok());
+      EXPECT_TRUE(group.admin().deliver(milliseconds(20000)).ok());
       EXPECT_TRUE(operation->done());
       EXPECT_TRUE(has_received);
       return;
@@ -47,8 +54,8 @@ TEST_P(LeaveTest, AMessageOfARankThatHasLeftCanBeReceived) {
     auto const message = test_bytes(64, 1);
     if (group.rank() == 0) {
       for (std::uint64_t match = 0; match < 10; ++match) static_cast<void>(group.send(message, 1, match, kType));
-      ASSERT_TRUE(group.deliver(milliseconds(20000)).ok());
-      group.leave("the test is over");
+      ASSERT_TRUE(group.admin().deliver(milliseconds(20000)).ok());
+      group.admin().leave("the test is over");
       has_left = true;
       return;
     }
@@ -59,7 +66,7 @@ TEST_P(LeaveTest, AMessageOfARankThatHasLeftCanBeReceived) {
       finish(group, group.receive(block.span(), 0, match, kType));
       EXPECT_TRUE(same_bytes(block.span(), message));
     }
-    EXPECT_TRUE(group.health().ok());
+    EXPECT_TRUE(group.monitor().health().ok());
   });
 }
 
@@ -72,12 +79,12 @@ TEST_P(LeaveTest, AMessageThatIsNotTakenInTimeIsNamed) {
       return;
     }
     static_cast<void>(group.send(message, 1, 7, kType));
-    auto const status = group.deliver(milliseconds(50));
+    auto const status = group.admin().deliver(milliseconds(50));
     EXPECT_EQ(status.code(), StatusCode::kTimeout);
     EXPECT_NE(std::string(status.message()).find("send waits for rank 1 to take 4194304 bytes"), std::string::npos)
         << status.message();
-    EXPECT_TRUE(group.health().ok());
-    group.leave("the test is over");
+    EXPECT_TRUE(group.monitor().health().ok());
+    group.admin().leave("the test is over");
     has_given_up = true;
   });
 }
@@ -86,11 +93,11 @@ TEST_P(LeaveTest, TwoRanksThatLeaveWithoutHavingReceivedDoNotWaitForEachOther) {
   run_ranks(2, options(), [&](Group& group) {
     auto const message = test_bytes(kLargeBytes, 1);
     static_cast<void>(group.send(message, 1 - group.rank(), 7, kType));
-    auto const status = group.deliver(milliseconds(25000));
+    auto const status = group.admin().deliver(milliseconds(25000));
     EXPECT_EQ(status.code(), StatusCode::kPeerLost) << status.message();
     EXPECT_NE(std::string(status.message()).find("rank " + std::to_string(1 - group.rank())), std::string::npos)
         << status.message();
-    group.leave("the test is over");  // Leave before the memory of the message is freed.
+    group.admin().leave("the test is over");  // Leave before the memory of the message is freed.
   });
 }
 
@@ -103,10 +110,10 @@ TEST_P(LeaveTest, ARankThatHasLeftRefusesAllCallsAndItsPendingOperationsFail) {
     }
     std::vector<std::byte> block(64);
     auto const pending = group.receive(block, 1 - group.rank(), 7, kType);
-    group.leave("the test is over");
+    group.admin().leave("the test is over");
     EXPECT_TRUE(pending->done());
     EXPECT_EQ(pending->status().message(), "the test is over");
-    EXPECT_TRUE(group.deliver(milliseconds(1000)).ok()) << "nothing is to be delivered any more";
+    EXPECT_TRUE(group.admin().deliver(milliseconds(1000)).ok()) << "nothing is to be delivered any more";
     EXPECT_THROW(static_cast<void>(group.barrier()), OperationError);
     has_left = true;
   });

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sizes, counts and times at the limits of the library's integers.
 
 #include "headway/comm/group.hpp"
@@ -35,7 +37,7 @@ class LimitsTest : public testing::Test {
   /// Runs `body(group)` on two ranks of transport inproc.
   template <typename Body>
   static void run_pair(GroupOptions options, Body const& body) {
-    options.engine = Engine::kInproc;
+    options.transport = Transport::kInproc;
     MemoryStore store;
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < 2; ++rank) {
@@ -91,7 +93,7 @@ TEST_F(LimitsTest, TheLongestTimeoutsThereAreMeanWithoutEnd) {
       auto const operation = group.barrier();
       Status const status = group.wait(*operation, timeout);
       EXPECT_TRUE(status.ok()) << status.message();
-      group.set_timeout(timeout);
+      group.admin().set_timeout(timeout);
       finish(group, group.barrier());
     });
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "failing_operation.hpp"
 #include "headway/comm/group.hpp"
@@ -146,7 +147,7 @@ TEST_P(MismatchTest, WhatIsStartedAfterAFailureFailsWithItsText) {
     } catch (OperationError const& error) {
       EXPECT_EQ(error.what(), text);
     }
-    EXPECT_EQ(group.health().message(), text);
+    EXPECT_EQ(group.monitor().health().message(), text);
     for (++failed; failed < 2;) std::this_thread::yield();
   });
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -35,7 +36,7 @@ TEST_P(ObservationTest, BytesAndMessagesAreCountedByPeer) {
       return static_cast<std::size_t>(1000 * source + 100 * destination);
     };
     for (std::uint64_t number = 0; number < 5; ++number) run_exchange(group, number, size_of);
-    auto const stats = group.stats();
+    auto const stats = group.monitor().stats();
     ASSERT_EQ(stats.peers.size(), 3u);
     for (int peer = 0; peer < 3; ++peer) {
       if (peer == group.rank()) continue;
@@ -47,7 +48,7 @@ TEST_P(ObservationTest, BytesAndMessagesAreCountedByPeer) {
     }
     EXPECT_EQ(stats.operations, 5u);
     EXPECT_EQ(sum(stats.lag_histogram), 5u);
-    EXPECT_GT(stats.landing_bytes, 0u);
+    EXPECT_GT(stats.receive_buffer_bytes, 0u);
     EXPECT_EQ(stats.lag_lost, 0u);
   });
 }
@@ -55,7 +56,7 @@ TEST_P(ObservationTest, BytesAndMessagesAreCountedByPeer) {
 TEST_P(ObservationTest, BytesOfBlocksAboveASlotAreCountedToo) {
   run_ranks(2, options(), [](Group& group) {
     for (std::uint64_t number = 0; number < 3; ++number) run_exchange(group, number, even_sizes(100000));
-    auto const stats = group.stats();
+    auto const stats = group.monitor().stats();
     auto const& of_peer = stats.peers[static_cast<std::size_t>(1 - group.rank())];
     EXPECT_EQ(of_peer.bytes_sent, 300000u);
     EXPECT_EQ(of_peer.bytes_received, 300000u);
@@ -67,7 +68,7 @@ TEST_P(ObservationTest, RepeatedNotificationsAreDroppedAndCounted) {
   std::atomic<std::uint64_t> repeated{0};
   run_ranks(3, options(), [&](Group& group) {
     for (std::uint64_t number = 0; number < 100; ++number) run_exchange(group, number, even_sizes(100));
-    for (auto const& peer : group.stats().peers) repeated += peer.repeated_fragments;
+    for (auto const& peer : group.monitor().stats().peers) repeated += peer.repeated_fragments;
   });
   EXPECT_GT(repeated, 0u);
 }
@@ -84,7 +85,7 @@ TEST_P(ObservationTest, TheHistogramShowsHowManyLaterExchangesWerePosted) {
     for (auto& exchange : exchanges) exchange.start(group);
     if (group.rank() == 0) rank_0_is_ahead.arrive_and_wait();
     for (auto& exchange : exchanges) exchange.finish(group);
-    auto const histogram = group.stats().lag_histogram;
+    auto const histogram = group.monitor().stats().lag_histogram;
     EXPECT_EQ(sum(histogram), 3u);
     if (group.rank() == 0) {
       ASSERT_GE(histogram.size(), 3u);
@@ -96,7 +97,7 @@ TEST_P(ObservationTest, TheHistogramShowsHowManyLaterExchangesWerePosted) {
 TEST_P(ObservationTest, SynchronousExchangesHaveNoLag) {
   run_ranks(2, options(), [](Group& group) {
     for (std::uint64_t number = 0; number < 10; ++number) run_exchange(group, number, even_sizes(500));
-    auto const histogram = group.stats().lag_histogram;
+    auto const histogram = group.monitor().stats().lag_histogram;
     ASSERT_FALSE(histogram.empty());
     EXPECT_EQ(histogram[0], 10u);
     EXPECT_EQ(sum(histogram), 10u);
@@ -110,7 +111,7 @@ TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
     bool has_charged = group.rank() == 2;
     // On a loaded host a rank may start its wait as late as rank 2 its exchange. Then the round is repeated.
     for (std::uint64_t number = 0; number < 20 && num_charging < 2; ++number) {
-      group.reset_stats();
+      group.monitor().reset_stats();
       Exchange exchange(group.rank(), 3, number, even_sizes(100));
       if (group.rank() != 2) exchange.start(group);
       in_step.arrive_and_wait();
@@ -119,7 +120,7 @@ TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
         exchange.start(group);
       }
       exchange.finish(group);
-      auto const stats = group.stats();
+      auto const stats = group.monitor().stats();
       if (!has_charged && stats.peers[2].wait_s > 0.1) {
         EXPECT_LT(stats.peers[2].wait_s, 20);
         EXPECT_EQ(stats.peers[2].waits, 1u);
@@ -141,16 +142,16 @@ TEST_P(ObservationTest, LagThatABlockAboveASlotCostsAndQueueingAreCounted) {
   std::barrier rank_0_is_ahead(2);
   run_ranks(2, with_lag, [&](Group& group) {
     run_exchange(group, 0, even_sizes(group.options().slot_bytes * 3));
-    EXPECT_EQ(group.stats().lag_lost, 1u);
-    group.reset_stats();
-    EXPECT_EQ(group.stats().lag_lost, 0u);
+    EXPECT_EQ(group.monitor().stats().lag_lost, 1u);
+    group.monitor().reset_stats();
+    EXPECT_EQ(group.monitor().stats().lag_lost, 0u);
     std::vector<Exchange> exchanges;
     for (std::uint64_t number = 1; number < 5; ++number)
       exchanges.emplace_back(group.rank(), 2, number, even_sizes(10));
     if (group.rank() == 1) rank_0_is_ahead.arrive_and_wait();
     for (auto& exchange : exchanges) exchange.start(group);
     if (group.rank() == 0) {
-      EXPECT_EQ(group.stats().queued, 2u) << "4 were started, the bound admits 2";
+      EXPECT_EQ(group.monitor().stats().queued, 2u) << "4 were started, the bound admits 2";
       rank_0_is_ahead.arrive_and_wait();
     }
     for (auto& exchange : exchanges) exchange.finish(group);
@@ -160,28 +161,28 @@ TEST_P(ObservationTest, LagThatABlockAboveASlotCostsAndQueueingAreCounted) {
 TEST_P(ObservationTest, ResetForgetsEverythingButTheMemory) {
   run_ranks(2, options(), [](Group& group) {
     run_exchange(group, 0, even_sizes(100));
-    auto const landing_bytes = group.stats().landing_bytes;
-    group.reset_stats();
-    auto const stats = group.stats();
+    auto const receive_buffer_bytes = group.monitor().stats().receive_buffer_bytes;
+    group.monitor().reset_stats();
+    auto const stats = group.monitor().stats();
     EXPECT_EQ(stats.operations, 0u);
     EXPECT_EQ(sum(stats.lag_histogram), 0u);
     ASSERT_EQ(stats.peers.size(), 2u);
     EXPECT_EQ(stats.peers[static_cast<std::size_t>(1 - group.rank())].bytes_sent, 0u);
-    EXPECT_EQ(stats.landing_bytes, landing_bytes);
+    EXPECT_EQ(stats.receive_buffer_bytes, receive_buffer_bytes);
   });
 }
 
 TEST_P(ObservationTest, ATraceHasEveryExchangeWithItsTimes) {
   run_ranks(2, options(), [](Group& group) {
     run_exchange(group, 0, even_sizes(10));
-    group.set_trace_capacity(100);
+    group.monitor().set_trace_capacity(100);
     for (std::uint64_t number = 1; number <= 5; ++number) run_exchange(group, number, even_sizes(number * 1000));
-    auto const events = group.drain_trace();
+    auto const events = group.monitor().drain_trace();
     ASSERT_EQ(events.size(), 5u);
     double last_completed_s = 0;
     for (std::size_t i = 0; i < events.size(); ++i) {
       auto const& event = events[i];
-      EXPECT_EQ(event.number, i + 1);
+      EXPECT_EQ(event.seq, i + 1);
       EXPECT_EQ(event.channel, 0);
       EXPECT_EQ(event.lag, 0);
       EXPECT_GE(event.started_s, last_completed_s);
@@ -193,18 +194,18 @@ TEST_P(ObservationTest, ATraceHasEveryExchangeWithItsTimes) {
       EXPECT_GE(event.bytes_received, (i + 1) * 1000);
       EXPECT_TRUE(event.last_peer == -1 || event.last_peer == 1 - group.rank()) << event.last_peer;
     }
-    EXPECT_TRUE(group.drain_trace().empty());
-    group.set_trace_capacity(0);
+    EXPECT_TRUE(group.monitor().drain_trace().empty());
+    group.monitor().set_trace_capacity(0);
     run_exchange(group, 6, even_sizes(10));
-    EXPECT_TRUE(group.drain_trace().empty());
+    EXPECT_TRUE(group.monitor().drain_trace().empty());
   });
 }
 
 TEST_P(ObservationTest, ATraceNeverGrowsBeyondItsCapacity) {
   run_ranks(2, options(), [](Group& group) {
-    group.set_trace_capacity(3);
+    group.monitor().set_trace_capacity(3);
     for (std::uint64_t number = 0; number < 10; ++number) run_exchange(group, number, even_sizes(10));
-    EXPECT_EQ(group.drain_trace().size(), 3u);
+    EXPECT_EQ(group.monitor().drain_trace().size(), 3u);
   });
 }
 
@@ -265,7 +266,7 @@ TEST_P(ObservationTest, ACallbackRunsWhenItsOperationFails) {
     auto const operation = group.receive(block, 1 - group.rank(), 1, 1);
     group.on_done(*operation, [&] { ++called; });
     in_step.arrive_and_wait();
-    if (group.rank() == 0) group.abort("no more");
+    if (group.rank() == 0) group.admin().abort("no more");
     Deadline const deadline = Clock::now() + std::chrono::seconds(20);
     while (called == 0 && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::microseconds(100));
     EXPECT_EQ(called, 1) << "rank " << group.rank();

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A process that gets the pid of an ended rank must not be read in its place.
 
 #include "headway/comm/group.hpp"
@@ -36,7 +38,7 @@ constexpr std::size_t kBytes = std::size_t{1} << 20;
 
 /// State shared by the processes of the test.
 struct Shared {
-  std::atomic<int> num_connected, receiver_is_stopped, is_offered, impostor_is_ready;
+  std::atomic<int> num_connected, receiver_is_stopped, has_sent_rts, impostor_is_ready;
   std::atomic<bool> is_ok;
   std::atomic<bool> names_peer;
 };
@@ -101,7 +103,7 @@ TEST_F(PidReuseTest, AProcessWithTheNumberOfALostRankIsNotReadInItsPlace) {
   auto const connect = [&](int rank) {
     FileStore store(directory.path());
     GroupOptions options;
-    options.engine = Engine::kShm;
+    options.transport = Transport::kShm;
     options.timeout = seconds(20);
     auto group = Group::connect(rank, 2, store, options);
     static_cast<void>(group->wait(*group->barrier()));
@@ -122,14 +124,14 @@ TEST_F(PidReuseTest, AProcessWithTheNumberOfALostRankIsNotReadInItsPlace) {
     wait_for(shared.receiver_is_stopped, 1);
     std::memset(block, 0x11, kBytes);
     auto const operation = group->send(std::span(block, kBytes), 0, 1, 0);
-    shared.is_offered = 1;
+    shared.has_sent_rts = 1;
     std::this_thread::sleep_for(seconds(60));
   });
   wait_for(shared.num_connected, 2);
   ASSERT_EQ(shared.num_connected, 2);
   kill(receiver, SIGSTOP);  // The receiver must not see the sender's end before it sees the message.
   shared.receiver_is_stopped = 1;
-  wait_for(shared.is_offered, 1);
+  wait_for(shared.has_sent_rts, 1);
   end(sender);
   pid_t const impostor = start_as(sender, [&] {
     std::memset(block, 0xee, kBytes);

@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Messages between two ranks: matching, order, and what happens to those that nobody expects yet.
+//
+// A send may come before its receive (unexpected) or after it (expected), be smaller or larger than a slot, and be
+// taken by a receive of one rank or of any. Messages that wait are limited; beyond the limit they stay with their
+// sender, and an error must name that sender.
+
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -218,7 +226,7 @@ TEST_P(PointToPointTest, UnexpectedMessagesBeyondTheLimitWaitAtTheirSender) {
     } else {
       // Wait for a standstill: 8 messages are held, and each slot holds one more.
       for (int look = 0; look < 100; ++look) {
-        EXPECT_TRUE(group.health().ok());
+        EXPECT_TRUE(group.monitor().health().ok());
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       for (std::uint64_t message = 0; message < kMessages; ++message) expect_message(group, 0, 9, 8000, message);

@@ -1,10 +1,12 @@
-// Order in which a rank puts its own offers, its answers to a peer's offers, and large blocks. The tests play the peer.
+// SPDX-License-Identifier: Apache-2.0
 
-#include "engines/inproc/endpoint.hpp"
-#include "group_impl.hpp"
-#include "landing_layout.hpp"
-#include "message_header.hpp"
+// Order in which a rank puts its own RTS, its answers to a peer's RTS, and large blocks. The tests play the peer.
+
+#include "channel/message_header.hpp"
+#include "channel/receive_layout.hpp"
+#include "group/group_impl.hpp"
 #include "test_bytes.hpp"
+#include "transport/inproc/endpoint.hpp"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +28,7 @@ constexpr std::size_t kLarge = 4096, kSlot = 1024;
 class ChannelSink final : public ArrivalSink {
  public:
   void arrived(int /*source*/, Tag tag) override { channels.push_back(tag.channel); }
-  void notice(int /*peer*/, std::string_view /*text*/) override {}
+  void on_oob(int /*peer*/, std::string_view /*text*/) override {}
   void lost(int /*peer*/, std::string_view /*reason*/) override {}
 
   std::vector<std::uint8_t> channels;
@@ -36,24 +38,24 @@ class ChannelSink final : public ArrivalSink {
 class PutOrderTest : public testing::Test {
  protected:
   PutOrderTest() {
-    auto endpoints = make_inproc_endpoints(2, layout_.total_bytes(), {.can_get = false, .can_put_exposed = true});
+    auto endpoints = make_inproc_endpoints(2, layout_.total_bytes(), {.can_get = false, .can_put_to_window = true});
     peer_ = std::move(endpoints[0]);
     group_ = std::make_unique<GroupImpl>(std::move(endpoints[1]), options_, layout_, nullptr);
   }
 
   static GroupOptions options() {
     GroupOptions options;
-    options.engine = Engine::kInproc;
+    options.transport = Transport::kInproc;
     options.max_lag_limit = 0;
     options.slot_bytes = kSlot;
     return options;
   }
 
-  /// Puts the peer's message of an exchange with blocks of `size` bytes: the block itself, or an offer of it.
+  /// Puts the peer's message of an exchange with blocks of `size` bytes: the block itself, or an RTS of it.
   void put_message(std::uint16_t operation, std::size_t size) {
     bool const fits = size <= kSlot;
     MessageHeader const header{
-        .size_bytes = size, .operation = operation, .kind = fits ? MessageKind::kEager : MessageKind::kOffer};
+        .size_bytes = size, .operation = operation, .kind = fits ? MessageKind::kEager : MessageKind::kRts};
     auto const payload = std::span<std::byte const>(block_).first(fits ? size : 0);
     std::uint64_t const slot = layout_.ring_slot(0, 0, operation);
     ASSERT_TRUE(peer_->put({.peer = 1, .offset = slot}, header.bytes(false), payload, {.operation = operation}).ok());
@@ -73,7 +75,7 @@ class PutOrderTest : public testing::Test {
   [[nodiscard]] std::ptrdiff_t num_arrived() const { return std::ssize(arrived_.channels); }
 
   GroupOptions options_ = options();
-  LandingLayout layout_ = LandingLayout::of(2, options_);
+  ReceiveLayout layout_ = ReceiveLayout::of(2, options_);
   std::unique_ptr<Endpoint> peer_;
   std::unique_ptr<GroupImpl> group_;
   ChannelSink arrived_;
@@ -84,24 +86,24 @@ TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
   put_message(0, 8);
   put_message(1, kLarge);
   auto const first = start(8);
-  ASSERT_TRUE(group_->test(*first));  // The group has seen the offer of the next exchange too.
+  ASSERT_TRUE(group_->test(*first));  // The group has seen the RTS of the next exchange too.
   ASSERT_EQ(place_of(0), 0);
   arrived_.channels.clear();
   auto const second = start(kLarge);
   EXPECT_EQ(place_of(0), 0);
-  EXPECT_EQ(place_of(kTransferReadyChannel), 1);
+  EXPECT_EQ(place_of(kRendezvousReadyChannel), 1);
   EXPECT_EQ(num_arrived(), 2);
 }
 
 TEST_F(PutOrderTest, AnAnswerGoesBeforeABlockThatTakesLong) {
   auto const operation = start(kLarge);
   std::vector<std::byte> output(kLarge);
-  ASSERT_TRUE(peer_->expose(1, 1, output));  // Segment of transfer 0.
-  ASSERT_TRUE(peer_->put({.peer = 1}, {}, {}, {.channel = kTransferReadyChannel}).ok());
+  ASSERT_TRUE(peer_->open_window(1, 1, output));  // Window of transfer 0.
+  ASSERT_TRUE(peer_->put({.peer = 1}, {}, {}, {.channel = kRendezvousReadyChannel}).ok());
   put_message(0, kLarge);
   group_->test(*operation);
-  EXPECT_EQ(place_of(kTransferReadyChannel), 1);  // After the group's own offer.
-  EXPECT_EQ(place_of(kTransferDataChannel), 2);
+  EXPECT_EQ(place_of(kRendezvousReadyChannel), 1);  // After the group's own RTS.
+  EXPECT_EQ(place_of(kRendezvousDataChannel), 2);
   EXPECT_EQ(output, block_);
 }
 

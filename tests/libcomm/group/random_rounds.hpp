@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rounds of randomised tests that can be repeated one by one.
 //
 // Idea: round i of a process draws from a generator with seed first + i. HEADWAY_TEST_SEED sets the first seed; its

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A rank in its own process. It exchanges with the other ranks until it is killed or loses one of them.
 //   rank_process RANK SIZE STORE_DIRECTORY ENGINE(shm|tcp|verbs) BYTES LAG WORK(exchanges|collectives) TIMEOUT_MS
 // With WORK "collectives" one of them follows each exchange. It prints "ready" after 20 exchanges, "ready" again 20
@@ -69,11 +71,11 @@ void work_forever(Group& group, std::size_t bytes, std::size_t lag, bool with_co
   }
 }
 
-Engine engine_named(std::string const& name) {
-  if (name == "shm") return Engine::kShm;
-  if (name == "tcp") return Engine::kTcp;
-  if (name == "verbs") return Engine::kVerbs;
-  throw std::invalid_argument("no engine " + name);
+Transport transport_named(std::string const& name) {
+  if (name == "shm") return Transport::kShm;
+  if (name == "tcp") return Transport::kTcp;
+  if (name == "verbs") return Transport::kVerbs;
+  throw std::invalid_argument("no transport " + name);
 }
 
 }  // namespace
@@ -87,7 +89,7 @@ int main(int argc, char** argv) {
     int const rank = std::atoi(argv[1]), size = std::atoi(argv[2]);
     FileStore store(argv[3]);
     GroupOptions options;
-    options.engine = engine_named(argv[4]);
+    options.transport = transport_named(argv[4]);
     options.slot_bytes = 4096;
     options.max_lag = std::atoi(argv[6]);
     options.timeout = std::chrono::milliseconds(std::atoi(argv[8]));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/comm/group.hpp"
@@ -19,22 +20,22 @@
 
 namespace headway::comm {
 
-/// One configuration of the Group tests: an engine, bare or under the checker, with or without faults.
+/// One configuration of the Group tests: a transport, bare or under the checker, with or without faults.
 struct GroupCase {
   char const* name;
-  Engine engine;
-  bool wrap_checked = false;     ///< Wrap the engine in a CheckedEndpoint.
+  Transport transport;
+  bool wrap_checked = false;     ///< Wrap the transport in a CheckedEndpoint.
   std::uint64_t fault_seed = 0;  ///< Seed of injected faults; 0: none.
-  bool allow_pull = true;        ///< If false, large blocks go in fragments.
+  bool allow_get = true;         ///< If false, large blocks go in fragments.
   int rdma_rails = 1;            ///< Queue pairs per peer.
 
   [[nodiscard]] GroupOptions options() const {
     GroupOptions options;
-    options.engine = engine;
+    options.transport = transport;
     options.wrap_checked = wrap_checked;
     options.fault_seed = fault_seed;
     options.slot_bytes = 4096;
-    options.allow_pull = allow_pull;
+    options.allow_get = allow_get;
     options.rdma_rails = rdma_rails;
     options.timeout = std::chrono::seconds(30);
     options.connect_timeout = std::chrono::seconds(30);
@@ -46,21 +47,21 @@ struct GroupCase {
 inline std::ostream& operator<<(std::ostream& out, GroupCase const& group_case) { return out << group_case.name; }
 
 inline constexpr GroupCase kGroupCases[] = {
-    {"inproc", Engine::kInproc},
-    {"shm", Engine::kShm},
-    {"tcp", Engine::kTcp},
-    {"checked_inproc", Engine::kInproc, true},
-    {"faulty_inproc", Engine::kInproc, true, 11},
-    {"faulty_shm", Engine::kShm, true, 12},
-    {"faulty_tcp", Engine::kTcp, true, 13},
-    {"fragments_shm", Engine::kShm, false, 0, false},
-    {"faulty_fragments_inproc", Engine::kInproc, true, 14, false},
+    {"inproc", Transport::kInproc},
+    {"shm", Transport::kShm},
+    {"tcp", Transport::kTcp},
+    {"checked_inproc", Transport::kInproc, true},
+    {"faulty_inproc", Transport::kInproc, true, 11},
+    {"faulty_shm", Transport::kShm, true, 12},
+    {"faulty_tcp", Transport::kTcp, true, 13},
+    {"fragments_shm", Transport::kShm, false, 0, false},
+    {"faulty_fragments_inproc", Transport::kInproc, true, 14, false},
 };
 
 inline constexpr GroupCase kRdmaGroupCases[] = {
-    {"verbs", Engine::kVerbs},
-    {"checked_verbs", Engine::kVerbs, true},
-    {"faulty_verbs_two_rails", Engine::kVerbs, true, 15, true, 2},
+    {"verbs", Transport::kVerbs},
+    {"checked_verbs", Transport::kVerbs, true},
+    {"faulty_verbs_two_rails", Transport::kVerbs, true, 15, true, 2},
 };
 
 /// Configurations of this run: those on an RDMA device if HEADWAY_TEST_RDMA is set, otherwise all others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -70,7 +71,7 @@ TEST_P(ShrinkTest, TheOthersGoOnWithoutAnyRank) {
         return;
       }
       completed[rank] = exchange_until_failure(group);
-      auto shrunk = group.shrink({}, kTimeout);
+      auto shrunk = group.admin().shrink({}, kTimeout);
       std::vector<int> expected{0, 1, 2, 3};
       std::erase(expected, leaver);
       EXPECT_EQ(shrunk.ranks, expected);
@@ -94,7 +95,7 @@ TEST_P(ShrinkTest, TwoRanksMayBeLostAtOnceAndThoseLeftAgain) {
       return;
     }
     exchange_until_failure(group);
-    auto first = group.shrink({}, kTimeout);
+    auto first = group.admin().shrink({}, kTimeout);
     ASSERT_EQ(first.ranks, (std::vector<int>{1, 2, 4}));
     expect_works(*first.group);
     all_work.arrive_and_wait();
@@ -103,7 +104,7 @@ TEST_P(ShrinkTest, TwoRanksMayBeLostAtOnceAndThoseLeftAgain) {
       return;
     }
     exchange_until_failure(*first.group);
-    auto second = first.group->shrink({}, kTimeout);
+    auto second = first.group->admin().shrink({}, kTimeout);
     EXPECT_EQ(second.ranks, (std::vector<int>{0, 2}));
     expect_works(*second.group);
   });
@@ -121,7 +122,7 @@ TEST_P(ShrinkTest, ARankMayBeLostWhileTheOthersAgree) {
         std::this_thread::sleep_for(milliseconds(round));
         return;
       }
-      auto shrunk = group.shrink({}, kTimeout);
+      auto shrunk = group.admin().shrink({}, kTimeout);
       EXPECT_EQ(shrunk.ranks, (std::vector<int>{0, 2, 3}));
       expect_works(*shrunk.group);
     });
@@ -141,14 +142,14 @@ TEST_P(ShrinkTest, ASilentRankIsLeftOutAndGetsAnErrorWhenItWakes) {
           },
           OperationError);
       try {
-        static_cast<void>(group.shrink({}, kTimeout));
+        static_cast<void>(group.admin().shrink({}, kTimeout));
         ADD_FAILURE() << "rank 1 made a group of its own";
       } catch (OperationError const& error) {
         EXPECT_TRUE(std::string_view(error.what()).find("without rank 1") != std::string_view::npos) << error.what();
       }
       return;
     }
-    auto shrunk = group.shrink({}, milliseconds(300));
+    auto shrunk = group.admin().shrink({}, milliseconds(300));
     EXPECT_EQ(shrunk.ranks, (std::vector<int>{0, 2}));
     expect_works(*shrunk.group);
     others_are_done.count_down();
@@ -166,11 +167,11 @@ TEST_P(ShrinkTest, AHealthyGroupMayLeaveRanksOut) {
       return;
     }
     auto const began = Clock::now();
-    auto shrunk = group.shrink(std::array{2}, kTimeout);
+    auto shrunk = group.admin().shrink(std::array{2}, kTimeout);
     EXPECT_LT(Clock::now() - began, seconds(10)) << "nobody waits for a rank that is left out";
     EXPECT_EQ(shrunk.ranks, (std::vector<int>{0, 1}));
     EXPECT_EQ(shrunk.collectives, 2U);
-    EXPECT_FALSE(group.health().ok());
+    EXPECT_FALSE(group.monitor().health().ok());
     expect_works(*shrunk.group);
     others_are_done.count_down();
   });
@@ -183,7 +184,7 @@ TEST_P(ShrinkTest, TheLastRankGoesOnAlone) {
       return;
     }
     exchange_until_failure(group);
-    auto shrunk = group.shrink({}, kTimeout);
+    auto shrunk = group.admin().shrink({}, kTimeout);
     EXPECT_EQ(shrunk.ranks, (std::vector<int>{1}));
     expect_works(*shrunk.group);
   });
@@ -191,9 +192,9 @@ TEST_P(ShrinkTest, TheLastRankGoesOnAlone) {
 
 TEST_P(ShrinkTest, BadArgumentsAreUsageErrors) {
   run_ranks(2, options(), [&](Group& group) {
-    EXPECT_THROW(static_cast<void>(group.shrink(std::array{group.rank()}, kTimeout)), UsageError);
-    EXPECT_THROW(static_cast<void>(group.shrink(std::array{2}, kTimeout)), UsageError);
-    EXPECT_THROW(static_cast<void>(group.shrink({}, seconds(0))), UsageError);
+    EXPECT_THROW(static_cast<void>(group.admin().shrink(std::array{group.rank()}, kTimeout)), UsageError);
+    EXPECT_THROW(static_cast<void>(group.admin().shrink(std::array{2}, kTimeout)), UsageError);
+    EXPECT_THROW(static_cast<void>(group.admin().shrink({}, seconds(0))), UsageError);
     expect_works(group);
   });
 }

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Ranks as processes of their own, which tests may kill or stop: threads cannot show what a lost process leaves behind.
+//
+// Each process runs rank_process.cpp with its work as arguments, and writes "ready" when it exchanges. A test waits
+// for that line of all ranks, so a signal hits them in the middle of an exchange and not while they connect.
+
 #pragma once
 
 #include "headway/comm/group.hpp"
@@ -114,7 +121,7 @@ class StartedRank {
 
 /// Work of each rank of a group of processes; see rank_process.cpp.
 struct RankWork {
-  std::string engine;
+  std::string transport;
   int size = 4;
   std::size_t bytes = 100;  ///< Bytes per block.
   int lag = 0;              ///< Bound k.
@@ -128,9 +135,9 @@ inline std::ostream& operator<<(std::ostream& out, RankWork const& work) {
 }
 
 /// Draws work of 2 to 4 ranks with a bound of up to 4.
-inline RankWork draw_work(RandomRounds::Random& random, char const* engine) {
+inline RankWork draw_work(RandomRounds::Random& random, char const* transport) {
   constexpr std::array<std::size_t, 7> kBytes = {0, 8, 100, 3000, 5000, 20000, 200000};
-  return {.engine = engine,
+  return {.transport = transport,
           .size = static_cast<int>(draw(random, 2, 4)),
           .bytes = kBytes[draw(random, 0, kBytes.size() - 1)],
           .lag = static_cast<int>(draw(random, 0, 4)),
@@ -143,7 +150,7 @@ class StartedGroup {
   explicit StartedGroup(RankWork const& work) {
     for (int rank = 0; rank < work.size; ++rank) {
       ranks_.push_back(std::make_unique<StartedRank>(std::vector<std::string>{
-          std::to_string(rank), std::to_string(work.size), (directory_.path() / "store").string(), work.engine,
+          std::to_string(rank), std::to_string(work.size), (directory_.path() / "store").string(), work.transport,
           std::to_string(work.bytes), std::to_string(work.lag), work.with_collectives ? "collectives" : "exchanges",
           std::to_string(work.timeout.count())}));
     }
@@ -166,8 +173,8 @@ class StartedGroup {
   std::vector<std::unique_ptr<StartedRank>> ranks_;
 };
 
-/// Engines between processes in this run: verbs if HEADWAY_TEST_RDMA is set, otherwise all others.
-inline std::vector<char const*> engines_between_processes() {
+/// Transports between processes in this run: verbs if HEADWAY_TEST_RDMA is set, otherwise all others.
+inline std::vector<char const*> transports_between_processes() {
   if (std::getenv("HEADWAY_TEST_RDMA") != nullptr) return {"verbs"};
   return {"shm", "tcp"};
 }

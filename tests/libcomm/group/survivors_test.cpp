@@ -1,4 +1,5 @@
-#include "survivors.hpp"
+// SPDX-License-Identifier: Apache-2.0
+#include "group/survivors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +15,8 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-/// Ranks that exchange notices. A seed draws the order of delivery, which keeps the order of each pair. A rank may die
-/// at any time.
+/// Ranks that exchange OOB messages. A seed draws the order of delivery, which keeps the order of each pair. A rank may
+/// die at any time.
 class Crowd {
  public:
   Crowd(int size, std::uint64_t seed) : random_(seed), size_(size), is_alive_(index(size), true) {
@@ -28,7 +29,7 @@ class Crowd {
   std::uint64_t draw(std::uint64_t bound) { return random_() % bound; }
 
   void begin(int rank, Progress own = {.all_to_alls = {0}}) { ranks_[index(rank)].begin(std::move(own), {}); }
-  /// Kills a rank. Its earlier notices are still delivered, and then its loss.
+  /// Kills a rank. Its earlier OOB messages are still delivered, and then its loss.
   void kill(int rank) {
     is_alive_[index(rank)] = false;
     for (int peer = 0; peer < size_; ++peer) {
@@ -48,7 +49,7 @@ class Crowd {
     std::string const text = std::move(queue.front());
     queue.pop_front();
     Survivors& to = ranks_[index(chosen % size_)];
-    text.empty() ? to.lost(chosen / size_, "it died") : to.notice(chosen / size_, text);
+    text.empty() ? to.lost(chosen / size_, "it died") : to.on_oob(chosen / size_, text);
     return true;
   }
 
@@ -69,7 +70,7 @@ class Crowd {
   int size_;
   std::vector<bool> is_alive_;
   std::vector<Survivors> ranks_;
-  std::vector<std::deque<std::string>> wires_;  ///< (size * size) notices in flight; "": a loss.
+  std::vector<std::deque<std::string>> wires_;  ///< (size * size) OOB messages in flight; "": a loss.
 };
 
 TEST(SurvivorsTest, AllThatAreLeftAgreeWhoeverDiesWhenever) {
@@ -154,7 +155,7 @@ TEST(SurvivorsTest, WhoeverIsDoneMayCloseItsConnections) {
   Crowd crowd(2, 1);
   for (int const rank : {0, 1}) crowd.begin(rank);
   while (crowd.step()) continue;
-  crowd[0].notice(1, crowd[1].done_notice());
+  crowd[0].on_oob(1, crowd[1].done_oob());
   crowd[0].lost(1, "it closed the connection");
   EXPECT_TRUE(crowd[0].is_anyone_done());
   EXPECT_TRUE(crowd[0].has_agreed());
@@ -163,28 +164,28 @@ TEST(SurvivorsTest, WhoeverIsDoneMayCloseItsConnections) {
 
 TEST(SurvivorsTest, ValuesBelongToOneAttempt) {
   Survivors sender(0, 2), receiver(1, 2);
-  receiver.notice(0, sender.value_notice(3, "contact/0", "there"));
-  EXPECT_EQ(receiver.value(3, "contact/0"), "there");
-  EXPECT_EQ(sender.value(3, "contact/0"), "there");
-  EXPECT_EQ(receiver.value(4, "contact/0"), std::nullopt);
+  receiver.on_oob(0, sender.value_oob(3, "rank_address/0", "there"));
+  EXPECT_EQ(receiver.value(3, "rank_address/0"), "there");
+  EXPECT_EQ(sender.value(3, "rank_address/0"), "there");
+  EXPECT_EQ(receiver.value(4, "rank_address/0"), std::nullopt);
 }
 
-TEST(SurvivorsTest, NoticesThatAreCutOrMadeUpChangeNothing) {
+TEST(SurvivorsTest, OobMessagesThatAreCutOrMadeUpChangeNothing) {
   Survivors sender(0, 40), receiver(1, 40);
   sender.begin({.all_to_alls = {1, 2, 3}, .collectives = 4}, std::array{5});
-  std::string const claim = sender.claim_notice();
-  for (std::size_t length = 0; length < claim.size(); ++length) receiver.notice(0, claim.substr(0, length));
-  receiver.notice(0, claim + "x");
+  std::string const claim = sender.claim_oob();
+  for (std::size_t length = 0; length < claim.size(); ++length) receiver.on_oob(0, claim.substr(0, length));
+  receiver.on_oob(0, claim + "x");
   for (char const kind : {'\x03', '\x04', '\x05'}) {
     std::mt19937_64 random(1);
     for (int i = 0; i < 1000; ++i) {
       std::string text(1, kind);
       for (std::uint64_t left = random() % 40; left > 0; --left) text += static_cast<char>(random());
-      receiver.notice(0, text);
+      receiver.on_oob(0, text);
     }
   }
   EXPECT_EQ(receiver.members().size(), 40U);
-  receiver.notice(0, claim);
+  receiver.on_oob(0, claim);
   EXPECT_EQ(receiver.members().size(), 39U);
 }
 

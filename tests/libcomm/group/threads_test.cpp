@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cpu_time.hpp"
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
@@ -136,11 +137,11 @@ TEST_P(ThreadsTest, AnIdleGroupBurnsLittleProcessorTime) {
 }
 
 TEST_P(ThreadsTest, AGroupThatHasFailedBurnsLittleProcessorTime) {
-  // After the failure the notices of other ranks, and the leave of one rank, remain in sockets that nobody reads.
+  // After the failure the OOB messages of other ranks, and the leave of one rank, remain in sockets that nobody reads.
   std::barrier start(3), all_failed(3), measured(2);
   run_ranks(3, options(), [&](Group& group) {
     start.arrive_and_wait();
-    group.abort("enough");
+    group.admin().abort("enough");
     all_failed.arrive_and_wait();
     if (group.rank() == 2) return;
     if (group.rank() == 0) {

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// One rank's part of a random exchange: fills its blocks, checks what arrives, and spoils its buffers afterwards.
+//
+// Spoiling is the point: as soon as an exchange is verified, its memory is overwritten with 0xee. Bytes that the
+// library reads or writes too late then differ from what the other rank expects, or destroy a later block.
+
 #include "exchange.hpp"
 
 #include "history_failure.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Plans of random histories, drawn from seeds.
@@ -10,7 +11,7 @@
 // 0 knows which bytes to expect of rank 1 without asking.
 //
 // Invariants: a quarter of all blocks is empty. Sizes lie around the slot size, so eager and large paths both run.
-// Blocks of several fragments occur only without get and without exposed puts. Equal seeds give equal plans on every
+// Blocks of several fragments occur only without get and without windows. Equal seeds give equal plans on every
 // host.
 // Complexity: O(1) per block, message or setting; nothing is stored.
 
@@ -31,9 +32,9 @@ struct GroupPlan {
   int lag = 0;  ///< Value of max_lag and max_lag_limit.
   int num_channels = 1;
   std::size_t slot_bytes = 64;
-  bool can_get = true, can_put_exposed = false;    ///< Paths of payloads above a slot; neither: fragments.
-  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload exposed at a time.
-  std::size_t pull_bytes = 0;
+  bool can_get = true, can_put_to_window = false;  ///< Paths of payloads above a slot; neither: fragments.
+  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload in a window at a time.
+  std::size_t min_get_bytes = 0;
   std::size_t credit = 0;        ///< Puts to one peer that may be in flight.
   std::uint64_t fault_seed = 1;  ///< Seed of the faults of `checked`.
   bool has_messages = false;     ///< Also run point-to-point messages.
@@ -56,9 +57,9 @@ inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   plan.slot_bytes = 64u << random.below(3);
   std::uint64_t const way = random.below(4);
   plan.can_get = way < 2;
-  plan.can_put_exposed = way == 2;
-  if (plan.can_put_exposed && seed % 2 == 0) plan.piece_bytes = 1 + seed % 64;
-  plan.pull_bytes = random.one_in(2) ? 32 : 32 * 1024;
+  plan.can_put_to_window = way == 2;
+  if (plan.can_put_to_window && seed % 2 == 0) plan.piece_bytes = 1 + seed % 64;
+  plan.min_get_bytes = random.one_in(2) ? 32 : 32 * 1024;
   plan.credit = random.one_in(2) ? 1 + random.below(4) : 1000;
   plan.fault_seed = 1 + random.below(1u << 30);
   plan.has_messages = random.one_in(4);
@@ -96,7 +97,7 @@ struct HistoryPlan {
     std::uint64_t const draw = hash_of(block.key(), 3);
     std::uint64_t const size = draw >> 8;
     if (draw % 4 == 0) return 0;
-    if (draw % 256 == 1 && !group->can_get && !group->can_put_exposed) return 1 + size % kLargeBytes;
+    if (draw % 256 == 1 && !group->can_get && !group->can_put_to_window) return 1 + size % kLargeBytes;
     if (draw % 16 == 2) return 1 + size % (4 * group->slot_bytes);
     return size % (group->slot_bytes + 1);
   }

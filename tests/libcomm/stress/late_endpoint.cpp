@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// An endpoint whose puts land late and out of order; late_endpoint.hpp has the rules. The contract allows both, but
+// the shared-memory transport almost never does it, so bugs in the reordering would otherwise stay hidden.
+
 #include "late_endpoint.hpp"
 
 #include <algorithm>
@@ -34,7 +39,7 @@ bool LateEndpoint::land_one(Random& random) {
   --num_submitted_;
   Status const status =
       inner_->put(put.destination, std::span(put.header).first(put.header_bytes), put.payload, put.tag);
-  expects(status.ok(), "the engine below LateEndpoint must take every put");
+  expects(status.ok(), "the transport below LateEndpoint must take every put");
   inner_->submit();
 
   Peer& peer = peer_at(put.destination.peer);

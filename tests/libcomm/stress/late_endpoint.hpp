@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Endpoint that delays and reorders the puts of another endpoint.
@@ -45,7 +46,7 @@ class LateEndpoint final : public Endpoint {
     traits.copies_at_put = false;
     return traits;
   }
-  [[nodiscard]] std::span<std::byte> landing() override { return inner_->landing(); }
+  [[nodiscard]] std::span<std::byte> receive_buffer() override { return inner_->receive_buffer(); }
   Status put(Destination const& destination, std::span<std::byte const> header, std::span<std::byte const> payload,
              Tag tag) override;
   void submit() override { num_submitted_ = under_way_.size(); }
@@ -59,19 +60,19 @@ class LateEndpoint final : public Endpoint {
     return inner_->claim(owner, offset, value);
   }
   void retract() noexcept override { inner_->retract(); }
-  bool expose(int peer, SegmentId segment, std::span<std::byte> memory) override {
-    return inner_->expose(peer, segment, memory);
+  bool open_window(int peer, WindowId window, std::span<std::byte> memory) override {
+    return inner_->open_window(peer, window, memory);
   }
-  void withdraw(int peer, SegmentId segment) override { inner_->withdraw(peer, segment); }
-  void send_notice(int peer, std::string_view text) noexcept override { inner_->send_notice(peer, text); }
+  void close_window(int peer, WindowId window) override { inner_->close_window(peer, window); }
+  void send_oob(int peer, std::string_view text) noexcept override { inner_->send_oob(peer, text); }
   void arm() override { inner_->arm(); }
   void disarm() override { inner_->disarm(); }
   void sleep(Deadline deadline) override { inner_->sleep(deadline); }
   void wake() noexcept override { inner_->wake(); }
-  [[nodiscard]] int lifeline_fd() const override { return inner_->lifeline_fd(); }
+  [[nodiscard]] int control_fd() const override { return inner_->control_fd(); }
   [[nodiscard]] int activity_fd() const override { return inner_->activity_fd(); }
   [[nodiscard]] HostShare host_share() const override { return inner_->host_share(); }
-  [[nodiscard]] bool lands_by_polling() const override { return inner_->lands_by_polling(); }
+  [[nodiscard]] bool receives_by_polling() const override { return inner_->receives_by_polling(); }
 
  private:
   /// A put that has not landed yet.

@@ -1,4 +1,6 @@
-// The library with planted faults has no engines for processes. connect() would need them.
+// SPDX-License-Identifier: Apache-2.0
+
+// The library with planted faults has no transports for processes. connect() would need them.
 
 #include "headway/comm/group.hpp"
 

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The actions of one rank in a random history: start an exchange, test or wait for one, send a message, poll, pause.
+//
+// All choices come from the rank's random numbers, so a failing history can be repeated by its seed. What ranks must
+// agree on, the sizes and the number of exchanges per channel, is in the plan instead.
+
 #include "rank_script.hpp"
 
 #include "history_failure.hpp"
@@ -30,7 +37,7 @@ void RankScript::step() {
     if (messages_.start_one(random_) || start_exchange()) return;
   }
   if (draw == 15) {
-    group_.set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
+    group_.admin().set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
     return collect();
   }
   await_something();
@@ -89,7 +96,7 @@ void RankScript::collect() {
 
 /// Makes progress without an operation to test. Other ranks may need it.
 void RankScript::nudge() {
-  group_.set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
+  group_.admin().set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
   collect();
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scheduler of the stress: it interleaves the ranks of one group, and the wire, in one thread.
 //
 // Idea: ranks start and test operations and never wait, so each rank is a state machine (RankScript). In each step the
@@ -13,10 +15,10 @@
 
 #include "stress_group.hpp"
 
-#include "engines/checked/endpoint.hpp"
-#include "engines/inproc/endpoint.hpp"
-#include "group_impl.hpp"
+#include "group/group_impl.hpp"
 #include "history_failure.hpp"
+#include "transport/checked/endpoint.hpp"
+#include "transport/inproc/endpoint.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -44,7 +46,7 @@ void Tally::add(GroupStats const& stats) {
   exchanges += stats.operations;
   queued += stats.queued;
   lag_lost += stats.lag_lost;
-  revoked += stats.offers_revoked;
+  revoked += stats.rts_revoked;
   for (auto const& peer : stats.peers) {
     repeated += peer.repeated_fragments;
     messages += peer.messages_received;
@@ -70,26 +72,26 @@ Tally& Tally::operator+=(Tally const& other) {
   return *this;
 }
 
-StressGroup::StressGroup(GroupPlan const& plan, std::string const& mutant) : plan_(plan) {
+StressGroup::StressGroup(GroupPlan const& plan, ProtocolRules const& rules) : plan_(plan) {
   GroupOptions options;
-  options.engine = Engine::kInproc;
+  options.transport = Transport::kInproc;
   options.max_lag = options.max_lag_limit = plan.lag;
   options.slot_bytes = plan.slot_bytes;
-  options.pull_bytes = plan.pull_bytes;
-  options.offer_footprint = 0;
-  options.offer_patience = {};
+  options.min_get_bytes = plan.min_get_bytes;
+  options.get_footprint = 0;
+  options.rts_patience = {};
   options.num_channels = plan.num_channels;
-  options.mutant = mutant;
-  LandingLayout const layout = LandingLayout::of(plan.num_ranks, options);
+  ReceiveLayout const layout = ReceiveLayout::of(plan.num_ranks, options, rules);
   auto inproc = make_inproc_endpoints(
       plan.num_ranks, layout.total_bytes(),
-      {.can_get = plan.can_get, .can_put_exposed = plan.can_put_exposed, .piece_bytes = plan.piece_bytes});
+      {.can_get = plan.can_get, .can_put_to_window = plan.can_put_to_window, .piece_bytes = plan.piece_bytes});
   for (auto& endpoint : inproc) {
     auto late = std::make_unique<LateEndpoint>(std::move(endpoint), plan.credit);
     wires_.push_back(late.get());
     auto checked = std::make_unique<CheckedEndpoint>(std::move(late), plan.fault_seed);
     // No progress thread: only the scheduler makes a rank progress, so a seed replays exactly.
-    groups_.push_back(std::make_unique<GroupImpl>(std::move(checked), options, layout, nullptr));
+    groups_.push_back(
+        std::make_unique<GroupImpl>(std::move(checked), options, layout, nullptr, ConnectionInfo(), rules));
   }
 }
 
@@ -125,7 +127,7 @@ void StressGroup::run_scripts(std::vector<std::unique_ptr<RankScript>>& scripts,
 
 Tally StressGroup::tally() {
   Tally tally{.histories = num_histories_, .steps = num_steps_};
-  for (auto& group : groups_) tally.add(group->stats());
+  for (auto& group : groups_) tally.add(group->monitor().stats());
   return tally;
 }
 

@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "channel/protocol_rules.hpp"
 #include "headway/comm/group.hpp"
 #include "history_plan.hpp"
 #include "late_endpoint.hpp"
@@ -8,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace headway::comm::stress {
@@ -27,7 +28,7 @@ struct Tally {
 /// All ranks of one group in one thread, on `checked` and delayed `inproc` endpoints. A seed decides everything.
 class StressGroup {
  public:
-  StressGroup(GroupPlan const& plan, std::string const& mutant);
+  StressGroup(GroupPlan const& plan, ProtocolRules const& rules);
 
   /// Runs history `number` of this group to its end. @throws HistoryFailure, or an error of the library.
   void run_history(std::uint64_t number);

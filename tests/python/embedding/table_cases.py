@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables, batches and training loops that tests of collections share."""
 
 from __future__ import annotations
@@ -87,20 +88,20 @@ def move_batch(batch: Batch, device: torch.device | str) -> Batch:
 def integer_loss(outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
     """Returns a loss whose gradients are small integers, so sums are exact. They do not depend on the embeddings."""
     losses = []
-    for name, vectors in outputs.items():
+    for name, embeddings in outputs.items():
         if name == "tags":
             # Gradients of a mean are not integers: multiply the mean back to a sum.
-            vectors = vectors * batch[name][1].clamp(min=1).unsqueeze(1)
-        columns = torch.arange(vectors.size(1), device=vectors.device) % 3 + 1
-        losses.append((vectors * columns).sum())
+            embeddings = embeddings * batch[name][1].clamp(min=1).unsqueeze(1)
+        columns = torch.arange(embeddings.size(1), device=embeddings.device) % 3 + 1
+        losses.append((embeddings * columns).sum())
     return sum(losses)
 
 
 def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Returns a weighted sum of squares: gradients depend on the embeddings."""
     return sum(
-        (vectors.square() * torch.linspace(0.5, 1.5, vectors.size(1), device=vectors.device)).sum()
-        for vectors in outputs.values()
+        (embeddings.square() * torch.linspace(0.5, 1.5, embeddings.size(1), device=embeddings.device)).sum()
+        for embeddings in outputs.values()
     )
 
 
@@ -134,8 +135,8 @@ def look_up(tables: HashTableCollection, *ids: int) -> torch.Tensor:
 
 def vectors_of(tables: HashTableCollection) -> dict[int, float]:
     """Returns the first element of each embedding, by id."""
-    ids, _, _, _, vectors, _ = records_of(tables)[0]
-    return {int(each): float(vector[0]) for each, vector in zip(ids, vectors, strict=True)}
+    ids, _, _, _, embeddings, _ = records_of(tables)[0]
+    return {int(each): float(vector[0]) for each, vector in zip(ids, embeddings, strict=True)}
 
 
 def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
@@ -146,7 +147,7 @@ def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
 
 
 def pending_of(tables: HashTableCollection) -> dict[tuple[int, int, int], int]:
-    """Returns the counts of pending keys by (merged table, table number, id)."""
+    """Returns the counts of pending keys by (merged table, table id, id)."""
     found = {}
     for number, table in enumerate(tables.tables):
         keys = table.list_pending(0, 1 << 14)

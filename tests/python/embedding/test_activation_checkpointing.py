@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation checkpointing repeats a lookup in the backward pass. It gives the same embeddings and counts nothing."""
 
 from __future__ import annotations

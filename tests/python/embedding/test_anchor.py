@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An anchor reports whether the gradients of a lookup are finite."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that make a collection share its ids by default, and all fail if their arguments differ."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deep copies of collections, such as for an average of weights or a teacher."""
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_a_copy_has_all_that_the_collection_has_and_learns_as_it_would(size: int
 
 def test_a_copy_has_no_gradients_that_wait_for_a_step() -> None:
     tables = make_tables(Adam(lr=0.1))
-    sum(vectors.sum() for vectors in tables(make_batch(1)).values()).backward()
+    sum(embeddings.sum() for embeddings in tables(make_batch(1)).values()).backward()
     twin = copy.deepcopy(tables)
     before = records_of(twin)
     twin.optimizer.step()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collections on a GPU match collections on the CPU: embeddings, updates, counts and evictions."""
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import torch
 import torch.distributed as dist
 from cuda_ranks import NEEDS_GPU, run_on_gpus, take_device
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Workers, reorder, route
+from headway._embedding import Deduplicator, Keys, ThreadPool, reorder, route
 from headway.embedding import LOCAL, Eviction, HashTableCollection, NoRoomError, Optimizer, Sgd
-from headway.embedding.keys import take_as_unique
+from headway.embedding.keys import from_unique
 from table_cases import (
     OPTIMIZERS,
     Batch,
@@ -73,10 +74,10 @@ def train_alike(device: torch.device, optimizer: str, settings: str, dedup: str)
     for step in range(5):
         batch = make_batch(step, batch_size=0 if step == 3 else 20, num_ids=60)
         outputs = {each: tables(move_batch(batch, each)) for each, tables in pair.items()}
-        for name, vectors in outputs[CPU].items():
+        for name, embeddings in outputs[CPU].items():
             found = outputs[device][name].cpu()
-            assert step > 0 or name != "item" or torch.equal(found, vectors), "uniform rows begin with the same bits"
-            torch.testing.assert_close(found, vectors, rtol=tolerance, atol=max(tolerance, 1e-6))
+            assert step > 0 or name != "item" or torch.equal(found, embeddings), "uniform rows begin with the same bits"
+            torch.testing.assert_close(found, embeddings, rtol=tolerance, atol=max(tolerance, 1e-6))
         for each, tables in pair.items():
             real_loss(outputs[each]).backward()
             tables.optimizer.step()
@@ -318,7 +319,7 @@ def find_unique_keys(rank: int) -> None:
     device = take_device(rank)
     ids, tables = torch.tensor([5, 7, 5, 9, 5]), torch.tensor([1, 1, 1, 2, 1], dtype=torch.int32)
     keys = Keys(ids.to(device), tables.to(device))
-    unique = Deduplicator(Workers(1), device).deduplicate(keys)
+    unique = Deduplicator(ThreadPool(1), device).deduplicate(keys)
     assert unique.keys.num_known is not None and unique.keys.are_unique
     assert len(unique.keys) == 5 and len(unique) == 3
     known = unique.narrow(3).keys
@@ -327,15 +328,15 @@ def find_unique_keys(rank: int) -> None:
     assert found == [(5, 1, 3), (7, 1, 1), (9, 2, 1)]
     with pytest.raises(ValueError, match="there are not 6 unique keys, but at most 5"):
         unique.narrow(6)
-    assert len(take_as_unique(keys)) == 5 and not take_as_unique(keys).keys.are_unique
+    assert len(from_unique(keys)) == 5 and not from_unique(keys).keys.are_unique
     for ours, theirs in zip(route(keys, 4), route(Keys(ids, tables), 4), strict=True):
         assert torch.equal(ours.cpu(), theirs)
     order, counts = route(unique.keys, 4)
     swapped = reorder(unique, order)
     assert swapped.keys.num_known is not None and len(swapped) == 3
     assert torch.equal(swapped.keys.ids[:3], unique.keys.ids[order[:3]])
-    assert torch.equal(swapped.keys.ids[swapped.numbers], keys.ids)
-    by_owner, counts_R = Deduplicator(Workers(1), device).sort_by_owner(unique, 4)
+    assert torch.equal(swapped.keys.ids[swapped.inverse_indices], keys.ids)
+    by_owner, counts_R = Deduplicator(ThreadPool(1), device).sort_by_owner(unique, 4)
     assert torch.equal(by_owner.keys.ids[:3], swapped.keys.ids[:3]) and torch.equal(counts_R, counts)
     assert torch.equal(reorder(unique.narrow(3), order[:3]).keys.counts, swapped.narrow(3).keys.counts)
     with pytest.raises(ValueError, match="not one place in the order for each unique key"):

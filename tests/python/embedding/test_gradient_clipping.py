@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipping by the norm of all gradients: those of parameters and those of tables."""
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Model(torch.nn.Module):
         found = self.tables(dict.fromkeys(("a", "b"), (IDS, LENGTHS)))
         return scale * (self.dense(found["a"]).square().sum() + found["b"].square().sum())
 
-    def vectors(self) -> torch.Tensor:
+    def embeddings(self) -> torch.Tensor:
         self.tables.eval()
         ids = IDS.unique()
         found = self.tables(dict.fromkeys(("a", "b"), (ids, torch.ones_like(ids))))
@@ -50,12 +51,12 @@ def gradients(model: Model, *, passes: int = 1) -> tuple[torch.Tensor, torch.Ten
     """Returns the gradients of tables and of parameters without clipping. Those of tables are measured by a step."""
     with torch.no_grad():
         model.loss()
-    before = model.vectors()
+    before = model.embeddings()
     for _ in range(passes):
         model.loss().backward()
     model.tables.optimizer.step()
     weights = list(model.dense.parameters())
-    return before - model.vectors(), torch.cat([each.grad.flatten() for each in weights if each.grad is not None])
+    return before - model.embeddings(), torch.cat([each.grad.flatten() for each in weights if each.grad is not None])
 
 
 def clip(group: dist.ProcessGroup | None, max_norm: float, passes: int, **more: Any) -> None:
@@ -64,7 +65,7 @@ def clip(group: dist.ProcessGroup | None, max_norm: float, passes: int, **more: 
     model = Model(group, **more)
     with torch.no_grad():
         model.loss()
-    before = model.vectors()
+    before = model.embeddings()
     for _ in range(passes):
         model.loss().backward()
     found = clip_grad_norm_(model.dense.parameters(), max_norm, tables=[model.tables])
@@ -73,7 +74,7 @@ def clip(group: dist.ProcessGroup | None, max_norm: float, passes: int, **more: 
     clipped = torch.cat([each.grad.flatten() for each in model.dense.parameters() if each.grad is not None])
     torch.testing.assert_close(clipped, of_weights * factor)
     model.tables.optimizer.step()
-    torch.testing.assert_close(before - model.vectors(), of_tables * factor, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(before - model.embeddings(), of_tables * factor, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -106,7 +107,7 @@ def test_what_a_grad_scaler_has_unscaled_is_clipped() -> None:
     torch.testing.assert_close(*norms)
     plain.tables.optimizer.step()
     scaler.step(scaled.tables.optimizer)
-    torch.testing.assert_close(plain.vectors(), scaled.vectors())
+    torch.testing.assert_close(plain.embeddings(), scaled.embeddings())
 
 
 def test_gradients_that_are_not_finite_are_told() -> None:

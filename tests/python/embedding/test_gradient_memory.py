@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of embeddings' gradients: when it may be reused, and when changes are an error."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookups, gradients and their optimizer, on one rank."""
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from headway.embedding import (
     TableConfig,
     Uniform,
 )
-from headway.embedding.keys import Keys, take_as_unique
-from headway.embedding.merging import MergedTable, table_number
+from headway.embedding.keys import Keys, from_unique
+from headway.embedding.merging import MergedTable, table_id_of
 from table_cases import (
     OPTIMIZERS,
     POOLING,
@@ -43,24 +44,24 @@ class PlainTables(torch.nn.Module):
     def __init__(self, tables: HashTableCollection) -> None:
         super().__init__()
         self.numbers: dict[tuple[str, int], torch.nn.Parameter] = {}
-        names = {table_number(name): name for name in ("users", "items", "cities")}
-        for ids, numbers, _, _, vectors, _ in records_of(tables):
+        names = {table_id_of(name): name for name in ("users", "items", "cities")}
+        for ids, numbers, _, _, embeddings, _ in records_of(tables):
             for i in range(len(ids)):
-                parameter = torch.nn.Parameter(torch.from_numpy(vectors[i].copy()))
+                parameter = torch.nn.Parameter(torch.from_numpy(embeddings[i].copy()))
                 self.numbers[names[int(numbers[i]) & 0xFFFFFFFF], int(ids[i])] = parameter
 
     def forward(self, batch: dict[str, tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
         outputs = {}
         for name, (ids, lengths, *weights) in batch.items():
-            vectors = [self.numbers[TABLE_OF[name], int(each)] for each in ids]
+            embeddings = [self.numbers[TABLE_OF[name], int(each)] for each in ids]
             if weights:
-                vectors = [vector * weight for vector, weight in zip(vectors, weights[0], strict=True)]
+                embeddings = [vector * weight for vector, weight in zip(embeddings, weights[0], strict=True)]
             if POOLING[name] is None:
-                outputs[name] = torch.stack(vectors)
+                outputs[name] = torch.stack(embeddings)
                 continue
             pooled, at = [], 0
             for length in lengths.tolist():
-                one = sum(vectors[at : at + length], torch.zeros(8 if name != "city" else 4))
+                one = sum(embeddings[at : at + length], torch.zeros(8 if name != "city" else 4))
                 pooled.append(one / length if POOLING[name] == "mean" and length > 0 else one)
                 at += length
             outputs[name] = torch.stack(pooled)
@@ -134,7 +135,7 @@ def test_evaluation_inserts_and_counts_nothing() -> None:
     tables = make_tables()
     first = tables.eval()(make_batch(1))
     assert tables.statistics()["tables"]["users+items"]["rows"] == 0
-    assert not any(vectors.grad_fn is None for vectors in first.values())
+    assert not any(embeddings.grad_fn is None for embeddings in first.values())
     again = tables.train()(make_batch(1))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert tables.statistics()["tables"]["users+items"]["rows"] > 0
@@ -148,7 +149,7 @@ def test_counts_are_those_of_lookups_whatever_the_deduplication() -> None:
         tables(batch)
         ids, numbers, counts, *_ = records_of(tables)[0]
         for i in range(len(ids)):
-            features = [name for name in TABLE_OF if table_number(TABLE_OF[name]) == int(numbers[i]) & 0xFFFFFFFF]
+            features = [name for name in TABLE_OF if table_id_of(TABLE_OF[name]) == int(numbers[i]) & 0xFFFFFFFF]
             lookups = sum(int((batch[name][0] == int(ids[i])).sum()) for name in features)
             assert counts[i] == 2 * lookups
 
@@ -184,9 +185,9 @@ def test_tables_that_the_loss_does_not_depend_on_are_not_updated() -> None:
         features=[FeatureConfig(name, table=name) for name in "ab"],
     )
     one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "ab"}
-    sum(vectors.sum() for vectors in tables(one).values()).backward()
+    sum(embeddings.sum() for embeddings in tables(one).values()).backward()
     tables.optimizer.step()
-    before = {name: vectors.detach().clone() for name, vectors in tables(one).items()}
+    before = {name: embeddings.detach().clone() for name, embeddings in tables(one).items()}
     tables(one)["a"].sum().backward()
     tables.optimizer.step()
     after = tables(one)
@@ -201,14 +202,14 @@ def test_a_bad_rate_changes_nothing() -> None:
     )
     one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "ab"}
     before = tables(one)
-    sum(vectors.sum() for vectors in before.values()).backward()
+    sum(embeddings.sum() for embeddings in before.values()).backward()
     tables.optimizer.param_groups[1]["lr"] = float("nan")
     with pytest.raises(ValueError, match="the learning rate of table b must be finite"):
         tables.optimizer.step()
     tables.optimizer.param_groups[1]["lr"] = 1.0
     tables.optimizer.step()
-    for name, vectors in tables(one).items():
-        torch.testing.assert_close(vectors, before[name].detach() - 1)
+    for name, embeddings in tables(one).items():
+        torch.testing.assert_close(embeddings, before[name].detach() - 1)
 
 
 def test_memory_of_a_collection_is_given_back_with_it() -> None:
@@ -272,11 +273,11 @@ def test_the_rate_of_each_merged_table_is_its_own() -> None:
     one = {name: (torch.tensor([1]), torch.tensor([1])) for name in "abc"}
     for rate in (1.0, 0.5):
         before = tables(one)
-        sum(vectors.sum() for vectors in before.values()).backward()
+        sum(embeddings.sum() for embeddings in before.values()).backward()
         tables.optimizer.step()
         scheduler.step()
-        for name, vectors in tables(one).items():
-            torch.testing.assert_close(vectors, before[name].detach() - rate * (2 if name == "b" else 1))
+        for name, embeddings in tables(one).items():
+            torch.testing.assert_close(embeddings, before[name].detach() - rate * (2 if name == "b" else 1))
     state = tables.optimizer.state_dict()
     state["param_groups"][0]["lr"] = 7.0
     tables.optimizer.load_state_dict(state)
@@ -355,7 +356,15 @@ def test_tables_merge_unless_they_differ() -> None:
         TableConfig("limited_too", dim=2, max_rows=3, **table),
     ]
     tables = HashTableCollection(tables=configs, features=[FeatureConfig(c.name, table=c.name) for c in configs])
-    assert [group.name for group in tables.groups] == ["a+b", "other_dim", "other_rows", "limited", "limited_too"]
+    with pytest.warns(DeprecationWarning, match="groups is deprecated.*use merged_tables"):
+        assert tables.groups is tables.merged_tables
+    assert [merged.name for merged in tables.merged_tables] == [
+        "a+b",
+        "other_dim",
+        "other_rows",
+        "limited",
+        "limited_too",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -383,7 +392,7 @@ def test_bad_configurations_are_named() -> None:
     for tables, features, message in [
         ([table], [FeatureConfig("f", table="x")], "feature f: there is no table x"),
         ([table], [feature, feature], "feature f is there twice"),
-        ([table, table], [feature], "tables t and t have the same number"),
+        ([table, table], [feature], "tables t and t have the same table id"),
         ([table], [], "no feature uses the table t"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -396,10 +405,10 @@ def test_bad_configurations_are_named() -> None:
 
 def test_limits_are_those_of_all_ranks_together() -> None:
     config = TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=1 << 32, max_pending=1 << 32)
-    merged, workers = MergedTable((config,)), _embedding.Workers(1)
-    assert merged.build(seed=0, num_ranks=8, workers=workers).size()["rows"] == 0
+    merged, thread_pool = MergedTable((config,)), _embedding.ThreadPool(1)
+    assert merged.build(seed=0, num_ranks=8, thread_pool=thread_pool).size()["rows"] == 0
     with pytest.raises(ValueError, match="table t of 2 ranks: a table has at most 1071644672 rows on a rank, not 2362"):
-        merged.build(seed=0, num_ranks=2, workers=workers)
+        merged.build(seed=0, num_ranks=2, thread_pool=thread_pool)
     with pytest.raises(ValueError, match="table t: max_rows must be from 1 to"):
         TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=1 << 49)
 
@@ -416,8 +425,8 @@ def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
     )
     ours, theirs = make_tables(), make_tables()
     expected = theirs(batch)
-    for name, vectors in ours(keyed).items():
-        torch.testing.assert_close(vectors, expected[name], rtol=0, atol=0)
+    for name, embeddings in ours(keyed).items():
+        torch.testing.assert_close(embeddings, expected[name], rtol=0, atol=0)
     with pytest.raises(ValueError, match="feature user is missing; there are: item, tags, city"):
         ours(
             torchrec.KeyedJaggedTensor(
@@ -429,7 +438,7 @@ def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
 def test_devices_that_tables_cannot_be_on_are_named() -> None:
     with pytest.raises(ValueError, match="tables are on the CPU or a CUDA device, not on meta"):
         make_tables(device="meta")
-    keys = take_as_unique(Keys(torch.arange(3)))
+    keys = from_unique(Keys(torch.arange(3)))
     with pytest.raises(ValueError, match="there are not 2 unique keys, but 3"):
         keys.narrow(2)
     with pytest.raises(ValueError, match="num_known is for keys on CUDA devices"):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learning rates of single tables within merged ones."""
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def learn(rank: int, dedup: str, num_lookups: int) -> None:
         tables.optimizer.step()
     for name in NAMES:
         expected = theirs[1 if name == "items" else 0]
-        ids, vectors = ours.rows(name)
+        ids, embeddings = ours.rows(name)
         other_ids, other_vectors = expected.rows(name)
         assert torch.equal(ids, other_ids) and len(ids) > 3
-        torch.testing.assert_close(vectors, other_vectors)
+        torch.testing.assert_close(embeddings, other_vectors)
     assert sum(each.statistics()["dropped_gradients"] for each in ours.tables) == 0
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a table by id: listed, inserted, erased, and carried over to another table."""
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def found(tables: HashTableCollection, ids: torch.Tensor) -> torch.Tensor:
     """Looks up the embeddings of the table ``items`` without inserting. All ranks call it."""
     batch = {name: (ids, torch.ones_like(ids)) for name in ("user", "item", "tags", "city")}
     tables.eval()
-    vectors = tables(batch)["item"].detach()
+    embeddings = tables(batch)["item"].detach()
     tables.train()
-    return vectors
+    return embeddings
 
 
 def access(rank: int) -> tuple[list[int], int]:
@@ -29,9 +30,9 @@ def access(rank: int) -> tuple[list[int], int]:
     initial = found(tables, IDS)
     taken = tables.insert_rows("items", IDS, VECTORS)
     assert torch.equal(found(tables, IDS), VECTORS)
-    ids, vectors = tables.rows("items")
+    ids, embeddings = tables.rows("items")
     assert len(ids) == taken
-    for id, vector in zip(ids.tolist(), vectors, strict=True):
+    for id, vector in zip(ids.tolist(), embeddings, strict=True):
         assert torch.equal(vector, VECTORS[IDS.tolist().index(id)])
     assert len(tables.rows("users")[0]) == len(tables.rows("cities")[0]) == 0, "merged tables are apart"
     tables.insert_rows("items", IDS[:1], VECTORS[1:2])
@@ -53,10 +54,10 @@ def test_each_rank_has_and_takes_the_rows_that_it_owns(size: int) -> None:
 def test_a_table_may_begin_with_the_rows_of_another_one() -> None:
     old, new = make_tables(Adam(lr=0.1)), make_tables(seed=5)
     train(old, range(3))
-    ids, vectors = old.rows("users")
+    ids, embeddings = old.rows("users")
     assert len(ids) > 10
-    new.insert_rows("items", ids, vectors)
-    assert torch.equal(found(new, ids), vectors)
+    new.insert_rows("items", ids, embeddings)
+    assert torch.equal(found(new, ids), embeddings)
     train(new, range(3))
 
 
@@ -64,7 +65,7 @@ def test_a_table_may_begin_with_the_rows_of_another_one() -> None:
     ("arguments", "message"),
     [
         (("itmes", IDS, VECTORS), "there is no table itmes; there are: users, items, cities"),
-        (("cities", IDS, VECTORS), r"vectors of 4 ids must be \(4, 4\) float32, not \(4, 8\)"),
+        (("cities", IDS, VECTORS), r"embeddings of 4 ids must be \(4, 4\) float32, not \(4, 8\)"),
         (("items", IDS, VECTORS.double()), "float32, not .* torch.float64"),
         (("items", IDS.int(), VECTORS), r"ids must be \(K,\) int64"),
         (("items", IDS[[0, 1, 2, 0]], VECTORS), "an id is there twice"),
@@ -86,5 +87,14 @@ def test_rows_without_room_are_told() -> None:
 def test_rows_are_listed_after_training() -> None:
     tables = make_tables()
     train(tables, range(3))
-    ids, vectors = tables.rows("items")
-    assert torch.equal(found(tables, ids), vectors) and len(ids) == len(ids.unique()) > 10
+    ids, embeddings = tables.rows("items")
+    assert torch.equal(found(tables, ids), embeddings) and len(ids) == len(ids.unique()) > 10
+
+
+def test_old_names_of_embeddings_work_for_one_release_and_warn() -> None:
+    tables = make_tables(Adam(lr=0.1))
+    with pytest.warns(DeprecationWarning, match=r"insert_rows\(vectors_KD=\) is deprecated.*use embeddings_KD="):
+        assert tables.insert_rows("items", IDS, vectors_KD=VECTORS) == len(IDS)  # type: ignore[call-arg]
+    records = tables.state_dict()["items.records"].read()
+    with pytest.warns(DeprecationWarning, match="vectors_KD is deprecated.*use embeddings_KD"):
+        assert records.vectors_KD is records.embeddings_KD

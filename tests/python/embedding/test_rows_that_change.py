@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that are evicted, moved or replaced between a lookup and the use of its embeddings or gradients."""
 
 from __future__ import annotations
@@ -88,13 +89,13 @@ def test_vectors_are_not_read_from_rows_that_have_changed_since_the_lookup(
     tables = make_one(hot_count=2, max_rows=4, eviction=Eviction(policy="lru"))
     lookup = tables.begin({"f": (torch.tensor([1]), torch.tensor([1]))}).lookup
     tables._lookup.finish(lookup)
-    assert tables._lookup.vectors(lookup, 0).tolist() == [[0.0, 0.0]]
-    assert tables._lookup.hand_out(lookup, 0, None, None).tolist() == [[0.0, 0.0]]
+    assert tables._lookup.embeddings(lookup, 0).tolist() == [[0.0, 0.0]]
+    assert tables._lookup.expand(lookup, 0, None, None).tolist() == [[0.0, 0.0]]
     change(tables, tmp_path)
     with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.vectors(lookup, 0)
+        tables._lookup.embeddings(lookup, 0)
     with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.hand_out(lookup, 0, None, None)
+        tables._lookup.expand(lookup, 0, None, None)
 
 
 def test_a_batch_that_began_before_load_is_looked_up_in_the_tables_that_were_loaded(tmp_path: Path) -> None:

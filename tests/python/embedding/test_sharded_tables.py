@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that share tables have the embeddings and updates of a single rank."""
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def train_reals(rank: int, num_ranks: int | None = None) -> tuple[Any, Any]:
         outputs = tables(batch)
         real_loss(outputs).backward()
         tables.optimizer.step()
-    return records_of(tables), {name: vectors.detach().numpy() for name, vectors in outputs.items()}
+    return records_of(tables), {name: embeddings.detach().numpy() for name, embeddings in outputs.items()}
 
 
 def test_real_gradients_give_the_same_bits_from_run_to_run_and_nearly_those_of_one_rank() -> None:
@@ -101,8 +102,8 @@ def test_real_gradients_give_the_same_bits_from_run_to_run_and_nearly_those_of_o
     for ours, theirs in zip(one, expected, strict=True):
         assert all((a == b).all() for a, b in zip(ours[:4], theirs[:4], strict=True))
         assert numpy.allclose(ours[4], theirs[4], rtol=1e-4, atol=1e-5)
-    for name, vectors in outputs.items():
-        assert numpy.allclose(numpy.concatenate([rank[1][name] for rank in first]), vectors, rtol=1e-4, atol=1e-5)
+    for name, embeddings in outputs.items():
+        assert numpy.allclose(numpy.concatenate([rank[1][name] for rank in first]), embeddings, rtol=1e-4, atol=1e-5)
 
 
 def count_traffic(rank: int) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of tables: N ranks save and M ranks load. Damaged files are rejected."""
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def test_a_reader_reads_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest
     plain = reading._read_block
     monkeypatch.setattr(reading, "_read_block", lambda f, block, g: read.append(block.num_keys) or plain(f, block, g))
     fresh = make()
-    reading._read_all(tmp_path, manifest, fresh.groups, fresh.tables, rank=1, num_ranks=4, strict=True)
+    reading._read_all(tmp_path, manifest, fresh.merged_tables, fresh.tables, rank=1, num_ranks=4, strict=True)
     assert 0 < sum(read) < 0.5 * sum(block.num_keys for block in manifest.blocks)
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of small tables: a few pages each, and not more than their statistics report."""
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def make(count, optimizer):
         features=[FeatureConfig(name, table=name) for name in names],
     )
     batch = {name: (torch.arange(64), torch.ones(64, dtype=torch.int64)) for name in names}
-    sum(vectors.sum() for vectors in tables(batch).values()).backward()
+    sum(embeddings.sum() for embeddings in tables(batch).values()).backward()
     tables.optimizer.step()
     return tables
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows are updated by the formulas of torch.optim."""
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ def look_up(tables: HashTableCollection, ids: torch.Tensor = IDS) -> torch.Tenso
     return tables({"f": (ids, torch.tensor([len(ids)]))})["f"]
 
 
-def loss_of(vectors: torch.Tensor, step: int) -> torch.Tensor:
+def loss_of(embeddings: torch.Tensor, step: int) -> torch.Tensor:
     """Returns a loss whose gradients differ by row, column and step."""
-    target = torch.sin(torch.arange(vectors.numel()).view_as(vectors) + step)
-    return ((vectors - target) ** 2 * (1 + torch.arange(vectors.size(1)))).sum()
+    target = torch.sin(torch.arange(embeddings.numel()).view_as(embeddings) + step)
+    return ((embeddings - target) ** 2 * (1 + torch.arange(embeddings.size(1)))).sum()
 
 
 TORCH_OPTIMIZERS = {

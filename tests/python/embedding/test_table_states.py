@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables in the state_dict() of a model: N ranks save and M ranks load. An incomplete state is rejected."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from headway._embedding import NUM_VIRTUAL_BUCKETS, Table
 from headway.embedding import Adam, FeatureConfig, HashTableCollection, RowWiseAdagrad, Sgd, TableConfig, table_state
-from headway.embedding.merging import table_numbers
+from headway.embedding.merging import table_ids_of
 from headway.embedding.state_records import add_records
 from headway.embedding.table_records import Records
 from headway.embedding.table_records import join_records as join_pieces
@@ -176,7 +177,7 @@ def test_an_asynchronous_save_has_what_was_there_when_it_began(tmp_path: Path) -
 
 
 def test_a_large_table_is_saved_and_read_in_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(table_state, "_PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(table_state, "_FRAGMENT_BYTES", 1 << 10)
     model, other = trained(), trained(range(5, 6))
     state = model.state_dict()
     assert len(state["tables.items.records"].__create_write_items__("name", None)) > 4
@@ -254,7 +255,7 @@ def test_a_state_that_lacks_records_is_refused_by_name() -> None:
     strange = TableRecords.of(replace(whole, routing_version=9))
     expect_refusal(model, states | {name: strange}, "table items: its records are of routing 9, not 1")
     of_a_rank = {each: value for each, value in states.items() if not each.endswith(".records")}
-    add_records([replace(each, rank=1, num_ranks=2) for each in model.tables._parts()], of_a_rank, "tables.")
+    add_records([replace(each, rank=1, num_ranks=2) for each in model.tables._shards()], of_a_rank, "tables.")
     expect_refusal(model, of_a_rank, "a part of its records is missing, from bucket 0 on")
 
 
@@ -291,7 +292,7 @@ def test_records_under_names_that_no_state_has_are_unexpected(part: str) -> None
 
 
 def of_table(name: str, records: list[Any]) -> list[Any]:
-    return [column[records[1] == table_numbers([name]).item()] for column in records]
+    return [column[records[1] == table_ids_of([name]).item()] for column in records]
 
 
 def test_a_table_that_is_new_to_a_state_is_missing_or_keeps_what_it_has() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables without an optimizer load only the embeddings of a checkpoint, which may have any optimizer."""
 
 from __future__ import annotations

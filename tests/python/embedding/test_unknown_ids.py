@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embeddings of ids without a row in evaluation mode."""
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ def evaluate(rank: int, dedup: str) -> None:
     in_training = look_up(tables, KNOWN, [1, 1])
     tables.eval()
     known = look_up(tables, KNOWN, [1, 1])
-    for name, vectors in known.items():
-        assert torch.equal(vectors, in_training[name]) and vectors.ne(0).all()
+    for name, embeddings in known.items():
+        assert torch.equal(embeddings, in_training[name]) and embeddings.ne(0).all()
     mixed = look_up(tables, torch.cat([UNKNOWN, KNOWN]), [3, 2])
-    for name, vectors in mixed.items():
+    for name, embeddings in mixed.items():
         expected = known[name] if name == "item" else known[name].sum(0) / (2 if name == "tags" else 1)
-        assert vectors[: 3 if name == "item" else 1].eq(0).all()
-        torch.testing.assert_close(vectors[3:] if name == "item" else vectors[1], expected)
+        assert embeddings[: 3 if name == "item" else 1].eq(0).all()
+        torch.testing.assert_close(embeddings[3:] if name == "item" else embeddings[1], expected)
     assert all(len(tables.rows(name)[0]) <= 2 for name in ("users", "items", "cities")), "nothing is inserted"
     tables.train()
-    assert all(vectors.ne(0).any() for vectors in look_up(tables, UNKNOWN, [1, 2]).values())
+    assert all(embeddings.ne(0).any() for embeddings in look_up(tables, UNKNOWN, [1, 2]).values())
     train(tables, range(1), rank)
 
 
@@ -40,7 +41,7 @@ def test_ids_without_a_row_add_nothing_in_an_evaluation(size: int, dedup: str) -
     run_ranks(evaluate, size, dedup)
 
 
-def test_learned_weights_of_unknown_ids_get_no_gradient() -> None:
+def test_per_sample_weights_of_unknown_ids_get_no_gradient() -> None:
     tables = make_tables(Sgd(lr=0.5), {"unknown": "zeros"}).eval()
     weights = torch.ones(3, requires_grad=True)
     batch = {name: (UNKNOWN, torch.tensor([3])) for name in ("item", "tags", "city")}
@@ -53,8 +54,8 @@ def test_unknown_ids_have_their_initial_vector_by_default() -> None:
     batch = make_batch(3)
     evaluated = tables(batch)
     tables.train()
-    for name, vectors in tables(batch).items():
-        assert torch.equal(vectors, evaluated[name])
+    for name, embeddings in tables(batch).items():
+        assert torch.equal(embeddings, evaluated[name])
 
 
 def test_another_default_is_refused() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong arguments of tables and lookups raise an error that names the mistake and a valid value."""
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def test_a_tensor_of_one_number_is_a_learning_rate() -> None:
 )
 def test_a_wrong_rate_of_a_schedule_names_its_table(rate: Any, message: str) -> None:
     tables = make_tables()
-    sum(vectors.sum() for vectors in tables(make_batch(1)).values()).backward()
+    sum(embeddings.sum() for embeddings in tables(make_batch(1)).values()).backward()
     tables.optimizer.param_groups[0]["lr"] = rate
     with pytest.raises(ValueError, match=rf"^the learning rate of table users\+items must be {message}"):
         tables.optimizer.step()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches for tests of HSTU attention. A case names the special features of its batch."""
 
 from __future__ import annotations

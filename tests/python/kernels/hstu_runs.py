@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs HSTU attention and its reference on a case, and measures the error of the results."""
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Ten
         num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
         if num_queries == 0:
             continue
+        is_wide = dtype in (torch.float32, torch.float64)
         scores_HQK = torch.einsum("qhd,khd->hqk", q[queries].double(), k[keys].double())
+        score_sizes_HQK = torch.einsum("qhd,khd->hqk", q[queries].double().abs(), k[keys].double().abs())
         key_K = torch.arange(num_keys)
         if "position_weights" in sums:
             place_QK = sums["position_weights"].numel() // 2 + key_K - key_K[num_keys - num_queries :, None]
@@ -105,8 +108,13 @@ def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Ten
             bucket_QK = torch.bucketize(apart_QK, named["time_bounds"], right=True)
             scores_HQK += named["time_weights"].double()[bucket_QK]
         scores_HQK *= case.options.get("alpha", 1.0)
-        limits_HQK = torch.einsum("qhv,khv->hqk", grad[queries], v[keys].double()).abs()
-        limits_HQK *= 4 * torch.finfo(dtype).eps + tanh_error * (1 + scores_HQK.abs())
+        eps = torch.finfo(dtype).eps
+        if is_wide:
+            limits_HQK = torch.einsum("qhv,khv->hqk", grad[queries].abs(), v[keys].double().abs())
+            limits_HQK *= 4 * eps * (1 + case.options.get("alpha", 1.0) * score_sizes_HQK)
+        else:
+            limits_HQK = torch.einsum("qhv,khv->hqk", grad[queries], v[keys].double()).abs()
+            limits_HQK *= 4 * eps + tanh_error * (1 + scores_HQK.abs())
         magnitudes_QK = limits_HQK.sum(0)
         options = {name: value for name, value in case.options.items() if name in _OF_MASKS}
         counts = {name: int(named[name][b]) for name in ("num_contextual", "num_targets") if name in named}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of jagged operators by name. Each makes its arguments on a device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator of HSTU attention matches its plain reference on the CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jagged operators match the reference, and behave as torch expects of operators."""
 
 from __future__ import annotations

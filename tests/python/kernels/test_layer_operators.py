@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operators of layers match the reference, and behave as torch expects of operators."""
 
 from __future__ import annotations

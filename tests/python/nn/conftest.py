@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixture: one thread, because the tensors are too small for several."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jagged batches for tests, with an empty sequence and one of a single token."""
 
 from __future__ import annotations

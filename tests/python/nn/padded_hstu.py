@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HSTU over padded batches, written from the paper's equations: the reference of the jagged layer.
 
 Shapes: B sequences, N tokens of each, padded, E columns, H heads, D columns of queries and keys, V of values.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer: its definitions against padded ones, gradients, saved activations, types and compilation."""
 
 from __future__ import annotations
@@ -165,10 +166,10 @@ def test_a_layer_of_bfloat16_is_near_that_of_float64(name: str, recompute: Any, 
     # Wide enough for kernels to load rows as vectors.
     config = replace(DEFINITIONS[name], recompute=recompute, dim=64, qk_dim=32, v_dim=32)
     found = []
-    for dtype, place in ((torch.bfloat16, device), (torch.float64, "cpu")):
-        layer = layer_of(config).to(torch.bfloat16).to(place, dtype)  # The same weights.
-        x = (0.3 * tokens(config.dim)).to(torch.bfloat16).to(place, dtype).requires_grad_()
-        out = layer(x, on_device(batch_of(), place))
+    for dtype, target in ((torch.bfloat16, device), (torch.float64, "cpu")):
+        layer = layer_of(config).to(torch.bfloat16).to(target, dtype)  # The same weights.
+        x = (0.3 * tokens(config.dim)).to(torch.bfloat16).to(target, dtype).requires_grad_()
+        out = layer(x, on_device(batch_of(), target))
         found.append({"out": out.detach()} | gradients(out, layer, x))
         assert {each.dtype for each in found[-1].values()} == {dtype}
     for each, exact in found[1].items():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stack: cached history, the final norm, and checkpoints of the authors' code."""
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def stack_of(layer: HSTUConfig, **changes: Any) -> HSTUStack:
 def part_of(sequences: Sequences, x: Tensor, begins: list[int], ends: list[int]) -> tuple[Sequences, Tensor, Tensor]:
     """Cuts out tokens ``begins[b]`` to ``ends[b]`` of each sequence; returns them, their x, and their batch indices."""
     starts = sequences.offsets[:-1].tolist()
-    places = torch.tensor(
+    indices = torch.tensor(
         [s + i for s, begin, end in zip(starts, begins, ends, strict=True) for i in range(begin, end)],
         dtype=torch.int64,
     )
@@ -33,10 +34,10 @@ def part_of(sequences: Sequences, x: Tensor, begins: list[int], ends: list[int])
     part = replace(
         sequences,
         offsets=offsets_of([end - begin for begin, end in zip(begins, ends, strict=True)]),
-        times=sequences.times[places],
-        query_times=sequences.query_times[places],
+        times=sequences.times[indices],
+        query_times=sequences.query_times[indices],
     )
-    return part, x[places], places
+    return part, x[indices], indices
 
 
 @torch.no_grad()
@@ -48,8 +49,8 @@ def test_tokens_that_come_one_part_after_the_other_give_what_all_give_together()
     out, caches = torch.zeros_like(expected), None
     cuts = [[0, 0, 0, 0], [3, 0, 1, 2], [3, 0, 1, 6], LENGTHS]
     for begins, ends in pairwise(cuts):
-        part, x_of_part, places = part_of(sequences, x, begins, ends)
-        out[places], caches = stack.extend(x_of_part, part, caches)
+        part, x_of_part, indices = part_of(sequences, x, begins, ends)
+        out[indices], caches = stack.extend(x_of_part, part, caches)
     torch.testing.assert_close(out, expected)
     assert caches is not None and len(caches) == 3
     assert [cache.keys.shape for cache in caches] == [(13, 2, 3)] * 3
@@ -67,11 +68,11 @@ def test_targets_behind_a_cached_history_give_what_all_give_together() -> None:
 
     history_ends = [length - of for length, of in zip(LENGTHS, targets.tolist(), strict=True)]
     history, x_of_history, _ = part_of(sequences, x, [0] * 4, history_ends)
-    new, x_of_new, places = part_of(sequences, x, history_ends, LENGTHS)
+    new, x_of_new, indices = part_of(sequences, x, history_ends, LENGTHS)
     _, caches = stack.extend(x_of_history, history)
     for _ in range(2):  # The cache serves any number of requests.
         out, _ = stack.extend(x_of_new, replace(new, num_targets=targets), caches)
-        torch.testing.assert_close(out, expected[places])
+        torch.testing.assert_close(out, expected[indices])
     with pytest.raises(ValueError, match="must be targets"):
         stack.extend(x_of_new, new, caches)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time buckets, and the times at which tokens ask."""
 
 from __future__ import annotations

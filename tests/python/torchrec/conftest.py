@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Skips the collection of these tests if TorchRec is not installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with dynamic tables, their batches, and the reference: a dense model that one process trains on them."""
 
 from __future__ import annotations
@@ -113,11 +114,11 @@ class Model(nn.Module):
         self.over = nn.Linear(2 * item + user if kind.pooled else DIM, 1)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        vectors = self.embeddings(batch.features)
+        embeddings = self.embeddings(batch.features)
         if self.kind.pooled:
-            loss = (self.over(vectors.values()).squeeze(1) - batch.target_B).square().mean()
+            loss = (self.over(embeddings.values()).squeeze(1) - batch.target_B).square().mean()
         else:
-            sums = [self.over(vectors[name].values()).square().sum() for name in FEATURES]
+            sums = [self.over(embeddings[name].values()).square().sum() for name in FEATURES]
             loss = (torch.stack(sums) - batch.target_B.mean()).square().mean() * 0.01
         return loss, loss.detach()
 
@@ -193,13 +194,13 @@ def vectors_of(parallel: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor
     return found
 
 
-def as_lists(vectors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def as_lists(embeddings: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Converts tensors to lists for the pipe between processes, which would pass tensors in shared memory."""
-    return {table: tensor.tolist() for table, tensor in vectors.items()}
+    return {table: tensor.tolist() for table, tensor in embeddings.items()}
 
 
-def as_tensors(vectors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {table: torch.tensor(values) for table, values in vectors.items()}
+def as_tensors(embeddings: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {table: torch.tensor(values) for table, values in embeddings.items()}
 
 
 def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
@@ -234,9 +235,9 @@ def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch
     initial, final = (as_tensors(results[0][place]) for place in (0, 2))
     losses, expected = train_densely(kind, initial, THEIRS[optimizer], len(results), **batch_kind)
     torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
-    for table, vectors in expected.items():
-        torch.testing.assert_close(final[table], vectors, rtol=2e-4, atol=2e-5)
-        assert not torch.equal(initial[table], vectors), "they have moved"
+    for table, embeddings in expected.items():
+        torch.testing.assert_close(final[table], embeddings, rtol=2e-4, atol=2e-5)
+        assert not torch.equal(initial[table], embeddings), "they have moved"
 
 
 def dense_batch(batch: Batch) -> Batch:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """If ranks shard a model with different dynamic tables, all of them fail and name the differences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches with keys in any order, with additional keys, and without samples."""
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def without_samples(rank: int, kind: Kind) -> None:
 
 
 def sum_of(found: Any) -> torch.Tensor:
-    vectors = found.values() if hasattr(found, "to_dict") else torch.cat([each.values() for each in found.values()])
-    return (vectors.square()).sum()
+    embeddings = found.values() if hasattr(found, "to_dict") else torch.cat([each.values() for each in found.values()])
+    return (embeddings.square()).sum()
 
 
 @pytest.mark.parametrize("size", SIZES)

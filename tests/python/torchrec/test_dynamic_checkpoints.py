@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed.checkpoint with dynamic tables: N ranks save and M ranks load."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dynamic_models import (
 )
 from headway._embedding import Keys, KeyStatus, Table, route
 from headway.embedding import Adagrad, Adam, Optimizer
-from headway.embedding.merging import table_number
+from headway.embedding.merging import table_id_of
 from headway.embedding.table_state import TableRecords
 from rank_processes import BACKENDS, run_ranks
 
@@ -45,7 +46,7 @@ def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
             continue
         read = records.read()
         table = name.split(".")[2]
-        columns = (read.counts_K, read.steps_K, read.vectors_KD, read.states_KS)
+        columns = (read.counts_K, read.steps_K, read.embeddings_KD, read.states_KS)
         for id, *values in zip(read.ids_K.tolist(), *(column.tolist() for column in columns), strict=True):
             assert (table, id) not in rows, "a row is saved once"
             rows[table, id] = tuple(values)
@@ -74,11 +75,11 @@ def fill(parallel: Any) -> None:
     ids = torch.arange(3000)
     for kernel in sharded_collection(parallel).kernels():
         for table in kernel.merged.tables:
-            order, counts_R = route(Keys(ids, table=table_number(table.name)), dist.get_world_size())
+            order, counts_R = route(Keys(ids, table=table_id_of(table.name)), dist.get_world_size())
             counts = counts_R.tolist()
             own = ids[order.split(counts)[dist.get_rank()]].to(device_of(parallel))
-            vectors = torch.rand(len(own), table.dim).to(own.device)
-            kernel.table.insert_or_assign(Keys(own, table=table_number(table.name)), vectors)
+            embeddings = torch.rand(len(own), table.dim).to(own.device)
+            kernel.table.insert_or_assign(Keys(own, table=table_id_of(table.name)), embeddings)
 
 
 def save(rank: int, kind: Kind, folder: str, min_count: int, device: torch.device = CPU) -> Any:

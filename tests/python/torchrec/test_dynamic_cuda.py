@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic tables on GPUs in TorchRec's models match dense tables on the CPU."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dynamic_models import (
     train_sharded,
 )
 from headway.embedding import Adam, NoRoomError, Sgd
-from rank_processes import SPAWN, run_ranks
+from rank_processes import run_ranks
 from test_dynamic_checkpoints import load, merged, save
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.train_pipeline import EvalPipelineSparseDist, TrainPipelineBase, TrainPipelineSparseDist
@@ -153,11 +154,11 @@ def test_one_rank_does_not_wait_for_the_device() -> None:
 def test_checkpoints_go_from_device_to_device_and_to_other_numbers_of_ranks(kind: Kind, tmp_path: Path) -> None:
     min_count = 9 if kind.pooled else 1
     on_gpu = run_on_gpus(save_on_gpu, 1, kind, str(tmp_path / "gpu"), min_count, backend="nccl")
-    on_cpu = run_ranks(save, 2, kind, str(tmp_path / "cpu"), min_count, context=SPAWN)
+    on_cpu = run_ranks(save, 2, kind, str(tmp_path / "cpu"), min_count, start_method="spawn")
     for saved, folder in ((on_gpu, "gpu"), (on_cpu, "cpu")):
         for loaded in (
             run_on_gpus(load_on_gpu, 2, kind, str(tmp_path / folder), min_count, backend="headway"),
-            run_ranks(load, 3, kind, str(tmp_path / folder), min_count, context=SPAWN),
+            run_ranks(load, 3, kind, str(tmp_path / folder), min_count, start_method="spawn"),
         ):
             for column in (0, 1):
                 whole = merged([result[column] for result in saved])

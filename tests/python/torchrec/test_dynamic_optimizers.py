@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchRec's optimizers, learning rates and schedulers apply to dynamic tables, or are rejected."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TorchRec's training pipelines give the results of a plain loop for models with dynamic tables."""
 
 from __future__ import annotations

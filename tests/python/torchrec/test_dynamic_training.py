@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharded collections with dynamic tables match unsharded dense collections in training."""
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dynamic_models import (
     train_sharded,
     vectors_of,
 )
-from headway._embedding import Keys, take_as_unique
+from headway._embedding import Keys, from_unique
 from headway.embedding import Adam, Eviction, NoRoomError, Sgd
 from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
@@ -174,14 +175,14 @@ def read_late(rank: int) -> None:
     """Moves rows, and reuses their places, between a lookup and the reading of its embeddings."""
     parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=2)
     (kernel,) = sharded_collection(parallel).kernels()
-    early, others = (take_as_unique(Keys(torch.arange(first, first + 100), table=0)) for first in (0, 100))
+    early, others = (from_unique(Keys(torch.arange(first, first + 100), table=0)) for first in (0, 100))
     lookup = kernel(early)
-    before_WD = lookup.hand_out()
+    before_WD = lookup.expand()
     kernel.table.begin_step(2, 1)
     kernel(early)
     kernel(others)
     assert kernel.table.statistics()["promoted"] == 100
-    assert torch.equal(lookup.hand_out(), before_WD)
+    assert torch.equal(lookup.expand(), before_WD)
 
 
 def test_vectors_are_read_from_rows_that_have_moved() -> None:
@@ -221,9 +222,9 @@ def varying_batches(rank: int) -> None:
     outcomes = []
     for features in (varying, make(written_out)):
         parallel = shard_model(POOLED, Sgd(lr=0.1))
-        vectors = sharded_collection(parallel)(features).values()
-        (vectors * torch.arange(vectors.numel()).view_as(vectors)).sum().backward()
-        outcomes.append((vectors.detach(), vectors_of(parallel)))
+        embeddings = sharded_collection(parallel)(features).values()
+        (embeddings * torch.arange(embeddings.numel()).view_as(embeddings)).sum().backward()
+        outcomes.append((embeddings.detach(), vectors_of(parallel)))
     torch.testing.assert_close(*outcomes)
     with pytest.raises(ValueError, match="would learn nothing"):
         sharded_collection(shard_model(SEQUENCE, Sgd(lr=0.1)))(varying)
@@ -301,9 +302,9 @@ def share_a_feature(rank: int) -> None:
     parallel = headway.torchrec.shard(model, tables)
     ids = torch.tensor([1, 2, 2**62])
     features = KeyedJaggedTensor(keys=["both", "one"], values=ids, lengths=torch.tensor([1, 0, 1, 1]))
-    vectors = {name: jagged.values() for name, jagged in parallel(features).items()}
-    assert {name: len(values) for name, values in vectors.items()} == {"one": 2, "both@first": 1, "both@second": 1}
-    assert not torch.equal(vectors["both@first"], vectors["both@second"])
+    embeddings = {name: jagged.values() for name, jagged in parallel(features).items()}
+    assert {name: len(values) for name, values in embeddings.items()} == {"one": 2, "both@first": 1, "both@second": 1}
+    assert not torch.equal(embeddings["both@first"], embeddings["both@second"])
 
 
 @pytest.mark.parametrize("size", SIZES)

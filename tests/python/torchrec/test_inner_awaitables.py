@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inner awaitables keep the contract of TorchRec's awaitables, without profiler ranges of their own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic and static tables in one collection match the same tables in collections of their own."""
 
 from __future__ import annotations

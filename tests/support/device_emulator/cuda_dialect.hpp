@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Extensions of CUDA C++, for kernels that run in the emulator.
@@ -11,6 +12,14 @@
 #include <cstring>
 #include <type_traits>
 
+// How kernels of CUDA C++ compile with g++:
+//
+// - Words of the language become nothing, or what comes closest. `__shared__` variables are static: that is right
+//   only while one block runs at a time (LaunchOptions::concurrent_blocks).
+// - Built-in variables ask for the thread whose fiber runs.
+// - Operations of a warp meet in Block::meet(): each lane leaves its argument and waits, and the last one computes
+//   the results of all lanes.
+// - Fences do nothing, as one thread of the host runs everything. So a missing fence is not found here.
 #define HEADWAY_DEVICE_EMULATOR 1
 
 #define __global__
@@ -64,6 +73,7 @@ template <class T>
 T __ldcg(T const* address) {
   return *address;
 }
+// Functions that the hardware approximates, such as __expf(), are exact here.
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
 inline float __uint_as_float(unsigned value) { return std::bit_cast<float>(value); }
@@ -207,4 +217,5 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned numbers) {
   for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (numbers >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
+/// One lane: threads run one at a time, so no other lane is active with it. Kernels may not rely on more.
 inline unsigned __activemask() { return 1u << headway::device_emulator::this_thread().lane(); }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <ucontext.h>
@@ -37,6 +38,7 @@ class Fiber {
   std::exception_ptr error_{};
   bool is_started_ = false, is_done_ = true;
   ucontext_t start_{};
+  /// The points at which the body goes on at the next resume(), and resume() goes on when the body stops.
   std::jmp_buf inside_{}, outside_{};
 };
 

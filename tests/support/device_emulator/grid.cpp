@@ -1,3 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Runs a kernel on the host: each thread of a block is a fiber, so no two threads ever run at the same time.
+//
+// A fiber runs until it waits: at a barrier, for a warp operation whose other lanes have not come, or for a copy. Then
+// another one runs. If all wait, the block has a deadlock, and the error lists who waits for what.
+//
+// With AsyncTiming::kLate, asynchronous operations are put off until nothing else can run. So a missing wait reads old
+// bytes here, where a real device would usually be fast enough to hide it. Shared memory is NaN at first, so that
+// reading what nobody wrote shows too.
+
 #include "grid.hpp"
 
 #include <algorithm>
@@ -7,13 +18,15 @@
 namespace headway::device_emulator {
 namespace {
 
+/// Stack of a thread. Pages of it that are not touched take no memory.
 constexpr std::size_t kStackBytes = 256 << 10;
+/// TMA and wgmma with swizzle want tiles at multiples of 1,024 bytes.
 constexpr std::size_t kSharedAlignment = 1024;
 
 thread_local Thread* running = nullptr;
 
-Index3 index_at(unsigned number, Extent3 extent) {
-  return {number % extent.x, number / extent.x % extent.y, number / extent.x / extent.y};
+Index3 index_at(unsigned linear_index, Extent3 extent) {
+  return {linear_index % extent.x, linear_index / extent.x % extent.y, linear_index / extent.x / extent.y};
 }
 
 }  // namespace
@@ -41,14 +54,14 @@ Block::Block(LaunchOptions const& options, std::function<void()> const& kernel)
 void Block::start(Index3 index, std::span<std::byte> stacks) {
   index_ = index;
   num_running_ = options_.block.volume();
-  meetings_.clear();
+  collectives_.clear();
   products_.assign((num_running_ + 31) / 32, {});
   std::fill(std::begin(barriers_), std::end(barriers_), NamedBarrier{});
   std::memset(shared_storage_.data(), 0xff, shared_storage_.size());  // NaN in each format.
   for (unsigned i = 0; i < threads_.size(); ++i) {
     Thread& thread = threads_[i];
     thread.block = this;
-    thread.number = i;
+    thread.linear_index = i;
     thread.index = index_at(i, options_.block);
     thread.is_ready = nullptr;
     thread.copies = thread.bulk_stores = {};
@@ -56,6 +69,9 @@ void Block::start(Index3 index, std::span<std::byte> stacks) {
   }
 }
 
+// One round over the warps; the timing decides about their order. kEarly: each takes one step. kLate: each goes as
+// far as it can, the last warp first. kLastLag: the first warp that can run goes as far as it can, so that a later
+// one is always as far behind as the kernel allows.
 bool Block::advance() {
   unsigned const num_warps = (options_.block.volume() + 31) / 32;
   bool has_run = false;
@@ -79,6 +95,7 @@ bool Block::advance_warp(unsigned warp) {
   return has_run;
 }
 
+// A thread that waits is looked at without a switch of stacks: the condition of its wait runs on the scheduler's stack.
 bool Block::run(Thread& thread) {
   if (thread.is_ready != nullptr && !thread.is_ready(thread.ready_argument)) return false;
   thread.is_ready = nullptr;
@@ -106,7 +123,7 @@ bool Block::finish_one_operation() {
 std::string Block::describe_waits() const {
   std::map<std::string, std::vector<unsigned>> waiting;
   for (Thread const& thread : threads_) {
-    if (!thread.fiber.is_done()) waiting[thread.waits_for].push_back(thread.number);
+    if (!thread.fiber.is_done()) waiting[thread.waits_for].push_back(thread.linear_index);
   }
   std::string text = "block " + std::to_string(index_.x) + "," + std::to_string(index_.y) + ":";
   for (auto const& [name, numbers] : waiting) {
@@ -116,26 +133,29 @@ std::string Block::describe_waits() const {
   return text;
 }
 
+// Lanes are found by (warp, mask). The generation tells an operation from the next one of the same lanes, which a
+// fast lane may enter before the slow ones have left this one.
 void Block::meet(std::uint32_t mask, char const* name, void* argument, void (*act)(void* const* arguments)) {
   Thread& thread = this_thread();
   std::uint32_t const bit = 1u << thread.lane();
   if ((mask & bit) == 0) throw KernelError(std::string(name) + ": a lane is not in its own mask");
-  WarpMeeting& meeting = meetings_[{thread.number / 32, mask}];
-  if (meeting.arrived == 0) meeting.name = name;
-  if (std::strcmp(meeting.name, name) != 0) {
-    throw KernelError(std::string("lanes of a warp meet in ") + name + " and " + meeting.name);
+  WarpCollective& collective = collectives_[{thread.linear_index / 32, mask}];
+  if (collective.arrived == 0) collective.name = name;
+  if (std::strcmp(collective.name, name) != 0) {
+    throw KernelError(std::string("lanes of a warp meet in ") + name + " and " + collective.name);
   }
-  meeting.arguments[thread.lane()] = argument;
-  meeting.arrived |= bit;
-  if (meeting.arrived == mask) {
-    if (act != nullptr) act(meeting.arguments);
-    meeting.arrived = 0;
-    ++meeting.generation;
+  collective.arguments[thread.lane()] = argument;
+  collective.arrived |= bit;
+  if (collective.arrived == mask) {
+    if (act != nullptr) act(collective.arguments);
+    collective.arrived = 0;
+    ++collective.generation;
     return;
   }
-  wait_until(name, [&meeting, generation = meeting.generation] { return meeting.generation != generation; });
+  wait_until(name, [&collective, generation = collective.generation] { return collective.generation != generation; });
 }
 
+// Like bar.sync and bar.arrive: a barrier is free again as soon as the expected number has come.
 NamedBarrier& Block::join(unsigned barrier, unsigned num_threads) {
   NamedBarrier& joined = barriers_[barrier];
   if (joined.arrived == 0) joined.expected = num_threads;
@@ -166,6 +186,8 @@ void Block::do_sometime(std::function<void()> operation) {
   }
 }
 
+// Blocks beyond `concurrent_blocks` start when one that runs has ended, as on a device whose multiprocessors are
+// full. If a round ran nothing, one deferred operation completes; if there is none, no thread will ever go on.
 void launch(LaunchOptions const& options, std::function<void()> const& kernel) {
   unsigned const num_blocks = options.grid.volume();
   unsigned const num_together = std::min(std::max(options.concurrent_blocks, 1u), num_blocks);

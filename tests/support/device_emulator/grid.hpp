@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "fiber.hpp"
@@ -65,17 +66,17 @@ struct Thread {
   Fiber fiber;
   Block* block = nullptr;
   Index3 index;
-  unsigned number = 0;              ///< Linear index in the block.
+  unsigned linear_index = 0;        ///< Linear index in the block.
   char const* waits_for = nullptr;  ///< Name of the awaited event, for error texts.
   bool (*is_ready)(void*) = nullptr;
   void* ready_argument = nullptr;
   OperationQueue copies, bulk_stores;
 
-  [[nodiscard]] unsigned lane() const { return number % 32; }
+  [[nodiscard]] unsigned lane() const { return linear_index % 32; }
 };
 
 /// Joint operation of some lanes of a warp. Each lane passes its argument; the last one to arrive acts for all.
-struct WarpMeeting {
+struct WarpCollective {
   std::uint32_t arrived = 0;
   std::uint64_t generation = 0;
   char const* name = nullptr;
@@ -131,7 +132,7 @@ class Block {
   std::byte* shared_ = nullptr;
   std::vector<Thread> threads_;
   unsigned num_running_ = 0;
-  std::map<std::pair<unsigned, std::uint32_t>, WarpMeeting> meetings_;  ///< Keyed by warp and mask.
+  std::map<std::pair<unsigned, std::uint32_t>, WarpCollective> collectives_;  ///< Keyed by warp and mask.
   NamedBarrier barriers_[16];
   std::vector<OperationQueue> products_;        ///< One queue per warp.
   std::vector<std::function<void()>> put_off_;  ///< Deferred operations.

@@ -1,3 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// TMA in the emulator copies boxes of a tensor into shared memory, and adds shared memory to global memory.
+//
+// Example: a tensor of 10 rows of 64 numbers, a box of 8 rows, at row 6. Rows 6 to 9 are copied, and the four rows of
+// the box that lie outside of the tensor become 0. All 8 * 64 * 2 = 1,024 bytes count at the barrier, those outside
+// too. Element (row 1, column 8) of the box has the linear address 128 + 16 in the tile. Bits 7 to 9 hold 1, so its
+// unit 1 becomes 1 xor 1 = 0, and it lies at 128.
+//
+// Invariant: a copy takes its bytes off the barrier only after all of them are in place.
+
 #pragma once
 
 #include "barrier_emulation.hpp"
@@ -22,6 +33,7 @@ inline std::uint32_t swizzle(std::uint32_t address, std::uint32_t row_bytes) {
   return address ^ ((address >> 7 & (row_bytes / 16 - 1)) << 4);
 }
 
+/// Copies the box that begins at element `at`, columns first, into the tile at `start`. Elements outside become 0.
 inline void copy_box(Block& block, std::uint32_t start, TensorMap const& map, std::array<std::int32_t, 4> at) {
   auto const row_bytes = static_cast<std::uint32_t>(map.box[0]) * 2;
   std::uint32_t address = start;
@@ -45,7 +57,8 @@ inline void copy_box(Block& block, std::uint32_t start, TensorMap const& map, st
   }
 }
 
-inline void load_tile(void* shared, TensorMap const* map, std::uint64_t* barrier, std::array<std::int32_t, 4> at) {
+/// Starts a copy; `barrier` counts its bytes when it is done. @throws KernelError if the tile is not aligned.
+inline void tma_load(void* shared, TensorMap const* map, std::uint64_t* barrier, std::array<std::int32_t, 4> at) {
   std::uint32_t const start = shared_address(shared);
   if (start % 1024 != 0) throw KernelError("a tile in shared memory is not 1024-byte aligned");
   std::int32_t const num_bytes = 2 * map->box[0] * map->box[1] * map->box[2] * map->box[3];
@@ -59,7 +72,9 @@ inline void load_tile(void* shared, TensorMap const* map, std::uint64_t* barrier
   });
 }
 
-inline void add_to_global(float* global, void const* shared, std::uint32_t num_bytes) {
+/// Adds shared memory to global memory. The addition may read shared memory until a bulk wait of this thread has
+/// returned.
+inline void tma_reduce_add(float* global, void const* shared, std::uint32_t num_bytes) {
   if ((reinterpret_cast<std::uintptr_t>(global) | shared_address(shared) | num_bytes) % 16 != 0) {
     throw KernelError("a bulk addition is not of 16-byte units");
   }

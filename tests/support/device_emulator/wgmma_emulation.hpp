@@ -1,3 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Products of warpgroups (wgmma, sm_90) in the emulator: D (64 x N) += A (64 x 16) B (16 x N). B lies in shared
+// memory, A there or in registers.
+//
+// Each warp computes its 16 rows for itself: the four warps of a warpgroup need not meet, since all of them name the
+// same operands. Shared memory is read when the product completes, which with AsyncTiming::kLate is in
+// warpgroup_wait(). So a kernel that overwrites an operand before that computes with the wrong bytes here, as it may
+// on a device.
+//
+// An operand is addressed by its descriptor: start, distance of panels (which are as wide as the swizzle), distance
+// of groups of 8 rows, and swizzle. Example, with a swizzle of 128 bytes: element (row 9, column 5) has the address
+// start + 1 group + 1 * 128 + 5 * 2 bytes, whose bits 4 to 6 are then xored with bits 7 to 9.
+
 #pragma once
 
 #include "barrier_emulation.hpp"
@@ -11,9 +25,9 @@
 namespace headway::device_emulator {
 
 /// Arguments of one thread in a product of its warpgroup.
-struct ProductArguments {
+struct WgmmaArguments {
   float* d = nullptr;
-  int num_sums = 0;
+  int num_acc = 0;
   std::uint64_t a = 0;
   std::uint32_t const* a_registers = nullptr;  ///< A in registers, instead of `a`.
   std::uint64_t b = 0;
@@ -44,10 +58,10 @@ class Operand {
     if (!is_transposed_ && column >= per_row) throw KernelError("an operand is wider than its swizzle");
     std::uint32_t const address =
         start_ + column / per_row * panel_bytes_ + row / 8 * group_bytes_ + row % 8 * row_bytes_ + column % per_row * 2;
-    std::uint32_t const place = address ^ ((address >> 7 & (row_bytes_ / 16 - 1)) << 4);
-    if (place + 2 > block_.options().shared_bytes) throw KernelError("an operand is outside of shared memory");
+    std::uint32_t const swizzled = address ^ ((address >> 7 & (row_bytes_ / 16 - 1)) << 4);
+    if (swizzled + 2 > block_.options().shared_bytes) throw KernelError("an operand is outside of shared memory");
     std::uint16_t bits = 0;
-    std::memcpy(&bits, block_.shared() + place, 2);
+    std::memcpy(&bits, block_.shared() + swizzled, 2);
     return bits;
   }
 
@@ -58,9 +72,9 @@ class Operand {
 };
 
 /// Computes the 16 rows of one warp among the 64 rows of a product.
-inline void product_of_warp(Block& block, unsigned warp, std::array<ProductArguments, 32> const& lanes) {
-  ProductArguments const& all = lanes[0];
-  auto const num_columns = static_cast<unsigned>(all.num_sums) * 2;
+inline void wgmma_of_warp(Block& block, unsigned warp, std::array<WgmmaArguments, 32> const& lanes) {
+  WgmmaArguments const& all = lanes[0];
+  auto const num_columns = static_cast<unsigned>(all.num_acc) * 2;
   float a[16][16];
   std::vector<std::array<float, 16>> b(num_columns);
   for (unsigned k = 0; k < 16; ++k) {
@@ -89,18 +103,19 @@ inline void product_of_warp(Block& block, unsigned warp, std::array<ProductArgum
   }
 }
 
-inline void multiply(ProductArguments mine) {
-  this_thread().block->meet(0xffffffffu, "multiply", &mine, [](void* const* arguments) {
+/// Starts a product. @throws KernelError if lanes of a warp name different operands.
+inline void wgmma(WgmmaArguments mine) {
+  this_thread().block->meet(0xffffffffu, "wgmma", &mine, [](void* const* arguments) {
     Block& block = *this_thread().block;
-    unsigned const warp = this_thread().number / 32;
-    std::array<ProductArguments, 32> lanes;
+    unsigned const warp = this_thread().linear_index / 32;
+    std::array<WgmmaArguments, 32> lanes;
     for (unsigned i = 0; i < 32; ++i) {
-      lanes[i] = *static_cast<ProductArguments*>(arguments[i]);
+      lanes[i] = *static_cast<WgmmaArguments*>(arguments[i]);
       if (lanes[i].a != lanes[0].a || lanes[i].b != lanes[0].b || lanes[i].accumulate != lanes[0].accumulate) {
         throw KernelError("lanes of a warp name different operands of one product");
       }
     }
-    auto product = [&block, warp, lanes] { product_of_warp(block, warp, lanes); };
+    auto product = [&block, warp, lanes] { wgmma_of_warp(block, warp, lanes); };
     if (block.is_late()) {
       block.products_of(warp).open.emplace_back(product);
     } else {
@@ -109,15 +124,18 @@ inline void multiply(ProductArguments mine) {
   });
 }
 
-inline void commit_products() {
-  this_thread().block->meet(0xffffffffu, "commit_products", nullptr,
-                            [](void* const*) { this_thread().block->products_of(this_thread().number / 32).commit(); });
+/// Closes the group of products that this warp has started.
+inline void warpgroup_commit() {
+  this_thread().block->meet(0xffffffffu, "warpgroup_commit", nullptr, [](void* const*) {
+    this_thread().block->products_of(this_thread().linear_index / 32).commit();
+  });
 }
 
-inline void wait_products(int num_left) {
-  this_thread().block->meet(0xffffffffu, "wait_products", &num_left, [](void* const* arguments) {
+/// Completes groups of this warp, the oldest first, until `num_left` are left.
+inline void warpgroup_wait(int num_left) {
+  this_thread().block->meet(0xffffffffu, "warpgroup_wait", &num_left, [](void* const* arguments) {
     auto const left = static_cast<std::size_t>(*static_cast<int*>(arguments[0]));
-    this_thread().block->products_of(this_thread().number / 32).finish(left);
+    this_thread().block->products_of(this_thread().linear_index / 32).finish(left);
   });
 }
 

@@ -1,3 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// bfloat16 on the host and in kernels, without a library type: both sides must round to the same bits.
+//
+// Adding a 16-bit number to the bits of a float32 and cutting off the lower half rounds it. With 0x7fff (plus the
+// last kept bit) it rounds to nearest even; with a random number it rounds up with a probability equal to the part
+// cut off. Example: 1 + 2^-9 has lower half 0x4000, a quarter of the distance to the next bfloat16: a random 16-bit
+// number carries into the upper half in a quarter of all cases.
+
 #pragma once
 
 #include <bit>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/cuda_place.hpp"
@@ -11,17 +12,17 @@
 namespace headway::embedding {
 
 /// UniqueKeys in device memory that the caller owns. Only the device knows how many unique keys there are (`*size`).
-/// Entries of `ids`, `tables` and `counts` from `*size` on, and of `begins` after `*size`, are not set. `numbers` and
-/// `members` are undefined for keys beyond Keys::num_known.
+/// Entries of `ids`, `tables` and `counts` from `*size` on, and of `csr_offsets` after `*size`, are not set.
+/// `inverse_indices` and `csr_indices` are undefined for keys beyond Keys::num_known.
 struct CudaUniqueKeys {
-  std::span<std::uint64_t> ids{};      ///< (keys)
-  std::span<std::uint32_t> tables{};   ///< (keys); empty if all keys of the batch have one table.
-  std::uint32_t table = 0;             ///< Table of all keys if `tables` is empty; must equal that of the batch.
-  std::span<std::uint32_t> counts{};   ///< (keys) Lookups per unique key, saturated at 2^32 - 1.
-  std::span<std::uint32_t> numbers{};  ///< (keys) Unique key of each batch position.
-  std::span<std::uint32_t> members{};  ///< (keys) Batch positions, grouped by unique key.
-  std::span<std::uint32_t> begins{};   ///< (keys + 1) Offset of each unique key's group in `members`.
-  std::uint32_t* size = nullptr;       ///< Number of unique keys, device memory.
+  std::span<std::uint64_t> ids{};     ///< (keys)
+  std::span<std::uint32_t> tables{};  ///< (keys); empty if all keys of the batch have one table.
+  std::uint32_t table = 0;            ///< Table of all keys if `tables` is empty; must equal that of the batch.
+  std::span<std::uint32_t> counts{};  ///< (keys) Lookups per unique key, saturated at 2^32 - 1.
+  std::span<std::uint32_t> inverse_indices{};  ///< (keys) Unique key of each batch position.
+  std::span<std::uint32_t> csr_indices{};      ///< (keys) Batch positions, grouped by unique key.
+  std::span<std::uint32_t> csr_offsets{};      ///< (keys + 1) Offset of each unique key's group in `csr_indices`.
+  std::uint32_t* size = nullptr;               ///< Number of unique keys, device memory.
 
   [[nodiscard]] Keys keys() const {
     return {.ids = ids, .tables = tables, .table = table, .counts = counts, .are_unique = true, .num_known = size};
@@ -40,12 +41,12 @@ class CudaDeduplicator {
 
   /// Finds the unique keys of a batch, their counts and their members.
   /// @param keys `are_unique` is ignored
-  /// @throws comm::UsageError if there are 2^31 keys or more, or sizes do not agree; likewise below
+  /// @throws base::UsageError if there are 2^31 keys or more, or sizes do not agree; likewise below
   virtual void deduplicate(Keys const& keys, CudaUniqueKeys const& unique) = 0;
   /// Makes each key of the batch a unique key of its own, without looking for duplicates.
-  virtual void take_as_unique(Keys const& keys, CudaUniqueKeys const& unique) = 0;
+  virtual void from_unique(Keys const& keys, CudaUniqueKeys const& unique) = 0;
   /// Device version of embedding::reorder(). `order` is not checked.
-  /// @param order (unique keys or more) the number in `unique` of each key of `reordered`
+  /// @param order (unique keys or more) the index in `unique` of each key of `reordered`
   /// @param reordered must not share memory with `unique`
   virtual void reorder(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
                        CudaUniqueKeys const& reordered) = 0;
@@ -53,12 +54,12 @@ class CudaDeduplicator {
   /// may stay unset.
   /// @param values (unique keys or more, dim)
   /// @param out (bags, dim)
-  virtual void hand_out(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
-                        std::span<float> out) = 0;
-  /// sums[key] = weighted sum of the values of the bags that its members are in: the gradient of hand_out().
+  virtual void expand(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
+                      std::span<float> out) = 0;
+  /// sums[key] = weighted sum of the values of the bags that its members are in: the gradient of expand().
   /// @param values (bags, dim)
   /// @param sums (unique keys or more, dim); rows beyond the unique keys are not set
-  virtual void add_up(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
+  virtual void reduce(CudaUniqueKeys const& unique, Bags const& bags, std::size_t dim, std::span<float const> values,
                       std::span<float> sums) = 0;
   /// Groups the keys of a batch by owner rank, as embedding::route() does. Keys beyond Keys::num_known come last and
   /// count for no rank.
@@ -68,7 +69,8 @@ class CudaDeduplicator {
 };
 
 /// A CudaDeduplicator for `place`.
-/// @throws comm::SystemError if a CUDA call fails; comm::UsageError if this build has no CUDA
+/// @throws base::SystemError if a CUDA call fails
+/// @throws base::UsageError if this build has no CUDA
 [[nodiscard]] std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& place);
 
 }  // namespace headway::embedding

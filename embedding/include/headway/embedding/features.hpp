@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/cuda_place.hpp"
@@ -21,10 +22,12 @@ struct Integers {
   }
 };
 
-/// Pooling of a list: kNone keeps one vector per id, kSum and kMean reduce a list to one vector.
+/// Pooling of a list: kNone keeps one embedding per id, kSum and kMean reduce a list to one embedding.
 enum class Pooling : std::uint8_t { kNone, kSum, kMean };
 
-/// A jagged feature: lists of ids of one table, concatenated.
+/// A jagged feature: lists of ids of one table, concatenated. Example: "clicks" of three samples, [7, 9], [] and [4],
+/// has ids = {7, 9, 4} and lengths = {2, 0, 1}. With kSum it gives three bags, of which the second is zero; with
+/// kNone three bags of one id each.
 struct Feature {
   std::string_view name;
   std::uint32_t table = 0;
@@ -46,7 +49,8 @@ struct JoinedFeatures {
   std::span<float> weights{};         ///< (ids), or empty if all are 1. A mean divides by the length of its list.
 };
 
-/// Sizes of JoinedFeatures: elements, and which of the optional arrays are present.
+/// Sizes of JoinedFeatures: elements, and which of the optional arrays are present. `lists` counts the lists of all
+/// features, pooled or not; `bags` is the number of rows that a lookup of the joined features returns.
 struct JoinedSizes {
   std::size_t ids = 0, lists = 0, bags = 0;
   bool has_bags = false, has_weights = false;
@@ -55,11 +59,11 @@ struct JoinedSizes {
 [[nodiscard]] JoinedSizes sizes_of(std::span<Feature const> features);
 
 /// Concatenates features into `out`, in host memory.
-/// @throws comm::UsageError if lengths are negative or do not add up to the number of ids, or `out` is of other sizes
+/// @throws base::UsageError if lengths are negative or do not add up to the number of ids, or `out` is of other sizes
 void join_features(std::span<Feature const> features, JoinedFeatures const& out);
 
 /// The same for device memory; stream-ordered, never waits. Bad lengths fail an assertion on the device.
-/// @throws comm::UsageError if `out` is of other sizes, or there are 2^31 ids or more
+/// @throws base::UsageError if `out` is of other sizes, or there are 2^31 ids or more
 void join_features(std::span<Feature const> features, JoinedFeatures const& out, CudaPlace const& place);
 
 }  // namespace headway::embedding

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/embedding/initial_values.hpp"
@@ -13,15 +14,15 @@ namespace headway::embedding {
 class Initializer {
  public:
   /// All columns are `value`.
-  /// @throws comm::UsageError if a parameter is not finite; likewise below.
+  /// @throws base::UsageError if a parameter is not finite; likewise below.
   static Initializer constant(float value);
   /// Uniform in [low, high]. The same bits on all devices.
   static Initializer uniform(float low, float high, std::uint64_t seed);
   /// Normal distribution, by Box-Muller in double precision. With mean 0, devices agree to 1 ulp.
   static Initializer normal(float mean, float deviation, std::uint64_t seed);
 
-  /// Writes the initial vector of `key`.
-  void fill(Key key, std::span<float> vector) const;
+  /// Writes the initial embedding of `key`.
+  void fill(Key key, std::span<float> embedding) const;
   [[nodiscard]] InitialValues const& values() const { return values_; }
 
  private:

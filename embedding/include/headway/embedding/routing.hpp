@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Ownership of keys: the map from keys to ranks. It goes through a fixed number of virtual buckets, as in Redis Cluster
+// or Cassandra: a checkpoint records buckets, and any number of ranks can read it back by ranges of them.
+//
+// Example: 3 ranks. first_bucket_of(1, 3) = ceil(16384 / 3) = 5462, so rank 0 owns buckets 0 to 5461 and rank 1
+// begins at 5462. owner_of(5461, 3) = 0 and owner_of(5462, 3) = 1.
+
 #pragma once
 
 #include "headway/embedding/key.hpp"
@@ -37,7 +45,7 @@ struct Route {
 };
 
 /// Groups the keys of a batch by owner rank.
-/// @throws comm::UsageError if there are no ranks or more than buckets, or 2^32 keys or more
+/// @throws base::UsageError if there are no ranks or more than buckets, or 2^32 keys or more
 [[nodiscard]] Route route(Keys const& keys, std::uint32_t num_ranks);
 
 }  // namespace headway::embedding

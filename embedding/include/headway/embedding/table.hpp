@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/thread_pool.hpp"
 #include "headway/embedding/initializer.hpp"
 #include "headway/embedding/key.hpp"
-#include "headway/embedding/workers.hpp"
 #include "headway/kernels/row_optimizer.hpp"
 
 #include <cstddef>
@@ -46,14 +47,16 @@ struct Keys {
 /// Bags of a batch, for sum pooling: bag b holds the batch positions from offsets[b] to offsets[b + 1] - 1.
 struct Bags {
   std::span<std::int64_t const> offsets{};  ///< (bags + 1), from 0 to all keys; empty: each key is a bag of its own.
-  std::span<float const> weights{};         ///< (keys of the batch) Factors of the vectors; empty: 1.
+  std::span<float const> weights{};         ///< (keys of the batch) Factors of the embeddings; empty: 1.
 };
 
 /// CSR map from each unique key of a batch to its positions in the batch (fields as in UniqueKeys).
-struct Members {
-  std::span<std::uint32_t const> numbers{};  ///< (keys of the batch) Unique key of each position.
-  std::span<std::uint32_t const> members{};  ///< (keys of the batch) Positions by unique key, ascending within each.
-  std::span<std::uint32_t const> begins{};   ///< (unique keys + 1, or more) Offset of each unique key in `members`.
+struct CsrMap {
+  std::span<std::uint32_t const> inverse_indices{};  ///< (keys of the batch) Unique key of each position.
+  std::span<std::uint32_t const>
+      csr_indices{};  ///< (keys of the batch) Positions by unique key, ascending within each.
+  std::span<std::uint32_t const>
+      csr_offsets{};  ///< (unique keys + 1, or more) Offset of each unique key in `csr_indices`.
 };
 
 /// Order of eviction. Ties go to the lowest hash.
@@ -67,7 +70,7 @@ enum class EvictionPolicy : std::uint8_t {
 struct TableOptions {
   static constexpr std::size_t kUnlimited = std::numeric_limits<std::size_t>::max();
 
-  std::size_t dim = 0;  ///< Columns of a vector; from 1 to 2^20.
+  std::size_t dim = 0;  ///< Columns of an embedding; from 1 to 2^20.
   Initializer initializer = Initializer::constant(0);
   kernels::OptimizerOptions optimizer{};
 
@@ -87,9 +90,9 @@ struct TableOptions {
   /// Most pending keys. Above it, begin_step() forgets those of fewest lookups until three quarters are left. Ties
   /// depend on step and hash, so the same keys do not lose every time.
   std::size_t max_pending = kUnlimited;
-  std::uint32_t hot_count = 0;  ///< Rows with fewer lookups (cold rows) store their vector in bfloat16.
+  std::uint32_t hot_count = 0;  ///< Rows with fewer lookups (cold rows) store their embedding in bfloat16.
 
-  std::shared_ptr<WorkerPool> workers{};  ///< CPU tables only; none: calls run on the caller's thread alone.
+  std::shared_ptr<base::ThreadPool> thread_pool{};  ///< CPU tables only; none: calls run on the caller's thread alone.
 };
 
 /// Counters since the table was made.
@@ -108,10 +111,11 @@ struct TableStatistics {
 /// Present size of a table.
 struct TableSize {
   std::size_t rows = 0;
-  std::size_t cold_rows = 0;  ///< Rows whose vector is bfloat16; part of `rows`.
+  std::size_t cold_rows = 0;  ///< Rows whose embedding is bfloat16; part of `rows`.
   std::size_t pending = 0;    ///< Keys that wait for a row.
   std::size_t key_bytes = 0;  ///< Key index; on the CPU with the eviction queues.
-  std::size_t row_bytes = 0;  ///< Rows that are or were in use: vectors, states, counts, steps; whole pages on the CPU.
+  std::size_t row_bytes =
+      0;  ///< Rows that are or were in use: embeddings, states, counts, steps; whole pages on the CPU.
 };
 
 /// Keys and all that a table stores about them, one column each, in host memory.
@@ -120,7 +124,7 @@ struct Records {
   std::vector<std::uint32_t> tables;
   std::vector<std::uint32_t> counts;  ///< Lookups.
   std::vector<std::uint32_t> steps;   ///< Step of the last lookup.
-  std::vector<float> vectors;         ///< (ids.size(), dim)
+  std::vector<float> embeddings;      ///< (ids.size(), dim)
   std::vector<float> states;          ///< (ids.size(), state_size()) Optimizer state.
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
@@ -149,51 +153,52 @@ class Table {
   /// Starts `step`: later lookups belong to it. Removes a part of the expired rows (see time_to_live), rows above
   /// `high_water`, and pending keys above `max_pending`. Rows looked up in `oldest_in_use` or later are in use and
   /// stay. Steps may be any non-decreasing number, for example seconds.
-  /// @throws comm::UsageError if `step` is less than the one before, or less than `oldest_in_use`
+  /// @throws base::UsageError if `step` is less than the one before, or less than `oldest_in_use`
   virtual void begin_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
   /// Sets the step of a table restored from a checkpoint, before or after the import. Removes nothing: the table that
   /// wrote the records already did.
-  /// @throws comm::UsageError as begin_step() does
+  /// @throws base::UsageError as begin_step() does
   virtual void resume_step(std::uint32_t step, std::uint32_t oldest_in_use) = 0;
   /// Looks up the rows of keys; kNone if a key has no row or its row is expired. Keys may repeat.
   /// @param rows (keys.size())
   /// @param statuses (keys.size()), or empty
-  /// @throws comm::UsageError if sizes do not agree; likewise below
+  /// @throws base::UsageError if sizes do not agree; likewise below
   virtual void find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) const = 0;
-  /// Counts one lookup per key (or Keys::counts), and inserts absent keys with their initial vector, in batch order,
+  /// Counts one lookup per key (or Keys::counts), and inserts absent keys with their initial embedding, in batch order,
   /// while there is room. If a key repeats, the occurrence that inserts it is kInserted and later ones are kFound.
   virtual void find_or_insert(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus> statuses) = 0;
-  /// Copies the vectors of rows from find() or find_or_insert() for `keys`. For kNone, it writes the key's initial
-  /// vector, which is what an insertion would store.
+  /// Copies the embeddings of rows from find() or find_or_insert() for `keys`. For kNone, it writes the key's initial
+  /// embedding, which is what an insertion would store.
   /// @param out (keys.size(), dim())
   virtual void gather(Keys const& keys, std::span<RowId const> rows, std::span<float> out) const = 0;
-  /// Fused gather() and Deduplicator::hand_out(): the sum of the vectors of each bag's keys.
+  /// Fused gather() and Deduplicator::expand(): the sum of the embeddings of each bag's keys.
   /// @param keys, rows as for gather(), of the unique keys of a batch
-  /// @param numbers (keys of the batch) unique key of each position; below keys.size()
+  /// @param inverse_indices (keys of the batch) unique key of each position; below keys.size()
   /// @param out (bags, dim())
-  virtual void gather_bags(Keys const& keys, std::span<RowId const> rows, std::span<std::uint32_t const> numbers,
-                           Bags const& bags, std::span<float> out) const = 0;
+  virtual void gather_bags(Keys const& keys, std::span<RowId const> rows,
+                           std::span<std::uint32_t const> inverse_indices, Bags const& bags,
+                           std::span<float> out) const = 0;
   /// One optimizer step. Gradients of keys without a row are dropped and counted (dropped_gradients).
   /// @param rows as for gather(), of the present generation(); no row may repeat
   /// @param gradients (keys.size(), dim())
   /// @throws std::invalid_argument for a rate that is not finite, or step 0
   virtual void update(Keys const& keys, std::span<RowId const> rows, std::span<float const> gradients,
                       kernels::OptimizerStep const& step) = 0;
-  /// Fused Deduplicator::add_up() and update(): one step in which the gradient of a unique key is the weighted sum of
+  /// Fused Deduplicator::reduce() and update(): one step in which the gradient of a unique key is the weighted sum of
   /// the gradients of the bags that its members are in.
   /// @param keys, rows as for update(), of the unique keys of a batch
   /// @param gradients (bags, dim())
-  virtual void update_bags(Keys const& keys, std::span<RowId const> rows, Members const& members, Bags const& bags,
+  virtual void update_bags(Keys const& keys, std::span<RowId const> rows, CsrMap const& csr, Bags const& bags,
                            std::span<float const> gradients, kernels::OptimizerStep const& step) = 0;
-  /// Sets the vectors of keys. Absent keys are inserted, regardless of `min_count`. If a key repeats, the last
+  /// Sets the embeddings of keys. Absent keys are inserted, regardless of `min_count`. If a key repeats, the last
   /// occurrence wins.
-  /// @param vectors (keys.size(), dim())
-  virtual void insert_or_assign(Keys const& keys, std::span<float const> vectors, std::span<KeyStatus> statuses) = 0;
+  /// @param embeddings (keys.size(), dim())
+  virtual void insert_or_assign(Keys const& keys, std::span<float const> embeddings, std::span<KeyStatus> statuses) = 0;
   /// Removes keys; absent keys are ignored. Their rows may be reused.
   virtual void erase(Keys const& keys) = 0;
   /// Evicts rows in the order of the policy until at most `num_rows` are left. Rows in use stay.
   /// @returns number of rows removed
-  /// @throws comm::UsageError if the table has no policy
+  /// @throws base::UsageError if the table has no policy
   virtual std::size_t evict(std::size_t num_rows) = 0;
   /// Halves all lookup counts, so that old lookups weigh less. Rows that fall below `hot_count` are demoted to
   /// bfloat16, unless they are in use.
@@ -205,7 +210,7 @@ class Table {
   /// row, list_pending() those that wait for one, with their counts. The other columns are empty.
   [[nodiscard]] virtual Records list(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
   [[nodiscard]] virtual Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
-  /// The records of keys. @throws comm::UsageError if a key has no row
+  /// The records of keys. @throws base::UsageError if a key has no row
   [[nodiscard]] virtual Records export_records(Keys const& keys) const = 0;
   /// Inserts or replaces records, ignoring max_rows: the next begin_step() evicts the surplus if there is a policy. If
   /// a key repeats, the last record wins and the others have no effect.
@@ -224,7 +229,7 @@ class Table {
 };
 
 /// A table in host memory.
-/// @throws comm::UsageError for options out of range
+/// @throws base::UsageError for options out of range
 [[nodiscard]] std::unique_ptr<Table> make_cpu_table(TableOptions const& options);
 
 }  // namespace headway::embedding

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
 #include "headway/kernels/element_type.hpp"
-#include "headway/kernels/run_tasks.hpp"
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/strided_rows.hpp"
 
 #include <cstdint>
@@ -32,7 +33,7 @@ constexpr std::int64_t num_parts(GateForm form) {
   return form == GateForm::kConcat || form == GateForm::kConcatNorm ? 3 : 1;
 }
 
-/// Arguments of the forward pass. Pointers are to memory of the place that computes; the caller owns it.
+/// Arguments of the forward pass. Pointers are to memory of the device that computes; the caller owns it.
 struct GatedNorm {
   ElementType type = ElementType::kFloat32;
   NormKind norm = NormKind::kLayer;
@@ -48,7 +49,7 @@ struct GatedNorm {
 /// @param out (num_rows, num_parts * num_columns)
 /// @param statistics (num_rows, 2), written, in the type of the arithmetic: mean (0 for kRms) and 1 / deviation
 /// @throws std::invalid_argument if arguments do not fit each other
-void gated_norm(GatedNorm const& args, void* out, void* statistics, RunTasks const& run_tasks);
+void gated_norm(GatedNorm const& args, void* out, void* statistics, Executor const& executor);
 void gated_norm_async(GatedNorm const& args, void* out, void* statistics, CudaStream stream);
 
 /// Arguments of the backward pass. All gradients are overwritten.
@@ -64,7 +65,7 @@ struct GatedNormBackward {
 
 /// Backward pass on the CPU.
 /// @throws std::invalid_argument if arguments do not fit each other
-void gated_norm_backward(GatedNormBackward const& args, RunTasks const& run_tasks);
+void gated_norm_backward(GatedNormBackward const& args, Executor const& executor);
 /// Backward pass on a device, in two launches: all rows, then the sums over blocks for gradients of weight and bias.
 /// @param scratch gated_norm_backward_scratch_bytes() bytes, for the same device; in use until the stream has passed
 /// the call

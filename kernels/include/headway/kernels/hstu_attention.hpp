@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/element_type.hpp"
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/host_device.hpp"
 #include "headway/kernels/hstu_mask.hpp"
-#include "headway/kernels/run_tasks.hpp"
 
 #include <cstdint>
 
@@ -20,7 +21,9 @@ enum class Determinism : std::uint8_t { kAny, kDeterministic };
 
 /// Options of HSTU attention.
 struct HstuAttentionOptions {
+  /// Factor of q . k + bias, before SiLU.
   double alpha = 1;
+  /// Factor of the attention weights, after SiLU.
   double scale = 1;
   LengthScaling length_scaling = LengthScaling::kNone;
   HstuMaskOptions mask{};
@@ -57,6 +60,9 @@ struct HstuBias {
 /// B sequences of queries and keys of different lengths. Sequence b has queries query_offsets[b] to query_offsets[b +
 /// 1], and keys likewise. It has at least as many keys as queries; the queries are its last tokens. Rows behind the
 /// last offset belong to no sequence: nothing reads them, and those of outputs and gradients become 0.
+///
+/// Contextual tokens (for instance a user's features) come first in a sequence, targets (items to be scored) last;
+/// the mask treats both specially (hstu_mask.hpp). Example: keys c h h h t t with num_contextual 1 and num_targets 2.
 struct HstuSequences {
   std::int64_t num_sequences = 0;
   std::int64_t const* query_offsets = nullptr;   ///< (num_sequences + 1), from 0, not descending.
@@ -73,6 +79,7 @@ struct HstuSequences {
 ///
 /// All pointers are to memory of the device that computes. Products are accumulated in float32 (float64 for float64
 /// elements).
+/// HstuSequenceMask::sees() says which keys a query sees.
 struct HstuForwardArgs {
   HstuAttentionOptions options{};
   HstuSequences sequences{};
@@ -97,13 +104,13 @@ struct HstuBackwardArgs {
 /// Computes the forward pass on the CPU. Cost: one pass over the blocks that the mask makes visible; memory for a few
 /// blocks per thread. The result does not depend on the number of threads.
 /// @param num_threads at least 1
-/// @param run_tasks runs the tasks; if empty, threads are started for the call
+/// @param executor runs the tasks; if empty, threads are started for the call
 /// @throws std::invalid_argument that names sequences and sizes which do not fit each other
-void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks = {});
+void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, Executor const& executor = {});
 
 /// Computes the backward pass on the CPU. Heads of sequences are shared out among threads. Memory: gradients of keys
 /// and values of one head of the longest sequence per thread; for position weights, two elements per key and head; for
 /// time weights, all weights once per head of a sequence.
-void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks = {});
+void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, Executor const& executor = {});
 
 }  // namespace headway::kernels

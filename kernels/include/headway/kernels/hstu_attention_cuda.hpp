@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
@@ -32,14 +33,14 @@ struct HstuKernelChoice {
   /// If not 0: the faster kernels would take the arguments after a copy. Rows of queries, keys, values and gradients
   /// must be copied to contiguous rows of this many columns, padded with 0.
   std::int32_t columns_when_copied = 0;
-  std::string why_slow;  ///< If not empty: the portable kernels take the arguments, for this reason.
+  std::string why_slow;  ///< If not empty: the sm_80 kernels take the arguments, for this reason.
 };
 [[nodiscard]] HstuKernelChoice choose_hstu_kernels(HstuForwardArgs const& args);
 
-/// hstu_attention_backward() on the current CUDA device, like hstu_attention_forward_async(). The portable kernels are
+/// hstu_attention_backward() on the current CUDA device, like hstu_attention_forward_async(). The sm_80 kernels are
 /// bitwise reproducible. The faster kernels add up gradients of queries and bias weights in the order in which tiles
 /// finish. With Determinism::kDeterministic, and for many short sequences, gradients of queries have a fixed order. The
-/// portable kernels take calls for dim 256 with a bias, and calls that want deterministic gradients of bias weights.
+/// sm_80 kernels take calls for dim 256 with a bias, and calls that want deterministic gradients of bias weights.
 /// @param workspace hstu_attention_backward_workspace_bytes() of device memory, 256-byte aligned, with any content. It
 /// holds float32 sums for gradients of queries (for short sequences, those of the tokens that are in work at a time),
 /// or partial gradients of bias weights of up to 512 blocks of threads

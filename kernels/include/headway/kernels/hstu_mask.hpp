@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Mask of HSTU attention: which keys a query sees. One definition (sees()) serves all kernels and the reference; the
+// other functions answer the same question for ranges and blocks, so that kernels skip what nobody sees.
+
 #pragma once
 
 #include "headway/kernels/host_device.hpp"

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/jagged_segments.hpp"
-#include "headway/kernels/run_tasks.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +46,7 @@ struct MovedRows {
 
 /// Moves rows on the CPU. Cost: each row is read and written once; the offsets of each segment are read once.
 /// @throws std::invalid_argument if segments reach beyond the rows, or packed ones do not cover theirs in order
-void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks);
+void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, Executor const& executor);
 
 /// Moves rows on a device, in stream order: one launch for up to 64 tensors. Segments that do not fit raise an
 /// assertion on the device. `tensors` may be destroyed after the call.

@@ -1,3 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Segments of jagged tensors: which rows belong together, in an order that may differ from that in memory.
+//
+// Example: F = 2 features, B = 3 samples, items in the order of features: f0s0 f0s1 f0s2 f1s0 f1s1 f1s2 with 1 2 0 1
+// 1 3
+//  rows, offsets 0 1 3 3 4 5 8. Segments of transposed(2, 3) are items 0 3 1 4 2 5: segment 1 is item 3, row 3.
+//  whole(nullptr, 3) has two segments: rows 0 to 2 and rows 3 to 7.
+//
+// Nothing is materialised: an order is a few numbers and at most two lists, and a kernel computes the items of each
+// segment when it needs them.
+
 #pragma once
 
 #include "headway/kernels/host_device.hpp"

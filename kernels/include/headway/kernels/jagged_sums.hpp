@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
 #include "headway/kernels/element_type.hpp"
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/jagged_segments.hpp"
-#include "headway/kernels/run_tasks.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +31,7 @@ enum class SampleReduction : std::uint8_t {
 /// Computes out[b] = sum or mean of the rows of sample b.
 /// @param out (num_samples, num_columns)
 /// @throws std::invalid_argument if offsets do not fit the rows
-void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out, RunTasks const& run_tasks);
+void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out, Executor const& executor);
 
 /// Same on a device, in two launches: sums over chunks of rows, then sums of the chunks for samples that span several.
 /// Work is cut by rows and ends of samples, so a long sample, or many empty ones, are shared by many threads.
@@ -43,18 +44,22 @@ void reduce_samples_async(JaggedRows const& rows, SampleReduction reduction, voi
 /// @param dense (num_samples, max_length, num_columns)
 /// @param out (num_rows, num_columns)
 /// @throws std::invalid_argument if offsets do not fit the rows
-void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out,
-               RunTasks const& run_tasks);
+void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out, Executor const& executor);
 void add_dense_async(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out, CudaStream stream);
 
-/// CSR map from each entry of a list to its copies: entry e was copied to places members[offsets[e]] to
-/// members[offsets[e + 1]]. If both are null, entry e was copied to place e.
+/// CSR map from each entry of a list to its copies: entry e was copied to the indices csr_indices[csr_offsets[e]] to
+/// csr_indices[csr_offsets[e + 1] - 1]. If both are null, entry e was copied to index e.
 struct ListCopies {
-  std::int64_t const* offsets = nullptr;
-  std::int64_t const* members = nullptr;
+  std::int64_t const* csr_offsets = nullptr;
+  std::int64_t const* csr_indices = nullptr;
 };
 
-/// Items (F, B) that were copied to items (F', B'): item (f, b) went to (f', b') for all places f' of f and b' of b.
+/// Items (F, B) that were copied to items (F', B'): item (f, b) went to (f', b') for all copies f' of f and b' of b.
+/// Item (f, b) is the list of rows of feature f in sample b; items lie feature by feature.
+///
+/// Example: one feature, samples {a, b} with 2 and 1 rows, and sample a used twice: B' = 3 copied samples {a, b, a}.
+/// Then samples.csr_offsets = {0, 2, 3} and csr_indices = {0, 2, 1}, offsets = {0, 2, 3}, copied_offsets = {0, 2, 3,
+/// 5}, and the sum of row 0 is copy 0 plus copy 3.
 struct CopiedItems {
   std::int64_t num_features = 0, num_samples = 0;
   std::int64_t num_rows = 0;
@@ -74,9 +79,9 @@ struct CopiedRows {
   void* sums = nullptr;          ///< (num_rows, num_columns)
 };
 
-/// Computes sums[n] = sum of all copies of row n, in ascending order of places: the backward pass of copying.
+/// Computes sums[n] = sum of all copies of row n, in ascending order of indices: the backward pass of copying.
 /// @throws std::invalid_argument if offsets do not fit the rows
-void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors, RunTasks const& run_tasks);
+void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors, Executor const& executor);
 /// Same on a device, with one launch for up to 64 tensors.
 void sum_copies_async(CopiedItems const& items, std::span<CopiedRows const> tensors, CudaStream stream);
 

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
-#include "headway/kernels/run_tasks.hpp"
+#include "headway/kernels/executor.hpp"
 
 #include <cstdint>
 
@@ -24,7 +25,7 @@ struct RunLengths {
 };
 
 /// Encodes on the CPU, in two passes.
-void find_run_lengths(RunLengths const& runs, RunTasks const& run_tasks);
+void find_run_lengths(RunLengths const& runs, Executor const& executor);
 
 /// Encodes on a device: a scan and two launches; never waits on the host.
 /// @param scratch run_lengths_scratch_bytes() bytes; in use until the stream has passed the call

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/kernels/cuda_stream.hpp"
 #include "headway/kernels/element_type.hpp"
-#include "headway/kernels/run_tasks.hpp"
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/strided_rows.hpp"
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct SplitPart {
 };
 
 /// Largest number of parts on a device.
-inline constexpr std::size_t kMostSplitParts = 8;
+inline constexpr std::size_t kMaxSplitParts = 8;
 
 /// Splits the columns of rows into consecutive parts, and applies SiLU to some of them.
 struct SiluSplit {
@@ -31,7 +32,7 @@ struct SiluSplit {
 
 /// Splits on the CPU; the second form enqueues it on a CUDA stream.
 /// @throws std::invalid_argument if arguments do not fit each other
-void silu_split(SiluSplit const& args, RunTasks const& run_tasks);
+void silu_split(SiluSplit const& args, Executor const& executor);
 void silu_split_async(SiluSplit const& args, CudaStream stream);
 
 /// Backward pass: joins the gradients of the parts to the gradient of x, and sums its columns. Sums use the values
@@ -46,7 +47,7 @@ struct SiluSplitBackward {
 };
 
 /// @throws std::invalid_argument if arguments do not fit each other
-void silu_split_backward(SiluSplitBackward const& args, RunTasks const& run_tasks);
+void silu_split_backward(SiluSplitBackward const& args, Executor const& executor);
 /// @param scratch silu_split_backward_scratch_bytes() bytes, for the same device; in use until the stream has passed
 /// the call
 void silu_split_backward_async(SiluSplitBackward const& args, void* scratch, CudaStream stream);

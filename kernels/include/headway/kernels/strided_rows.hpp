@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rows of a matrix that may be a view of wider rows, as the parts of a split tensor are.
+
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Update rules of optimizers for one weight: shared by the vector loops on the CPU and by the table kernels on GPUs.
+//
+// All rules follow torch.optim. Example: Adagrad, rate 0.1, sum 0, gradient 2: the sum becomes 4, and the weight
+// moves by -0.1 * 2 / (2 + epsilon), about -0.1.
+//
+// A row-wise rule replaces the per-weight sum of squares by one number per row, the mean of squares over its columns.
+// It saves dim - 1 floats of state per row, and it needs the whole gradient of a row before the first weight can
+// change.
+
 #pragma once
 
 #include "headway/kernels/host_device.hpp"

@@ -1,3 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Backward pass of one head of a sequence on the CPU; backward_head.hpp has the idea. With S = alpha (Q K^T + bias),
+// P = SiLU(S) scale and O = P V, the gradients are
+//
+//  dV = P^T dO,  dP = dO V^T,  dS = dP * SiLU'(S) * scale * alpha,  dQ = dS K,  dK = dS^T Q,
+//
+// and the gradient of a bias weight is the sum of dS over the pairs that use it. Blocks are stored with a row per
+// key, that is transposed; a prime in comments marks such a block.
+
 #include "hstu/cpu/backward_head.hpp"
 
 #include <algorithm>
@@ -7,7 +17,7 @@ namespace headway::kernels::hstu {
 namespace {
 
 /// Rows of keys of the longest sequence, rounded up to whole blocks.
-std::int64_t most_key_rows(HstuSequences const& sequences) {
+std::int64_t max_key_rows(HstuSequences const& sequences) {
   std::int64_t const most = std::min(sequences.max_keys, sequences.num_keys);
   return (most + kBlockSize - 1) / kBlockSize * kBlockSize;
 }
@@ -22,18 +32,18 @@ BackwardHead<Element>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<E
       row_stride_(padded(forward_.dim)),
       value_stride_(padded(forward_.value_dim)),
       queries_(forward_.dim),
-      scores_(forward_, kernels),
-      weights_(kernels),
+      score_blocks_(forward_, kernels),
+      pds_operand_(kernels),
       values_(kBlockSize * depth_of<Element>(value_stride_)),
       grad_out_(kBlockSize * depth_of<Element>(value_stride_)),
       transposed_grad_out_(depth_of<Element>(forward_.value_dim) * kBlockSize),
       deep_queries_(forward_.dim),
       deep_keys_(forward_.dim),
       deep_grad_out_(forward_.value_dim),
-      grad_scores_(kBlockSize * kBlockSize),
+      ds_(kBlockSize * kBlockSize),
       grad_queries_(kBlockSize * row_stride_),
-      grad_keys_(most_key_rows(forward_.sequences) * row_stride_),
-      grad_values_(most_key_rows(forward_.sequences) * value_stride_) {}
+      grad_keys_(max_key_rows(forward_.sequences) * row_stride_),
+      grad_values_(max_key_rows(forward_.sequences) * value_stride_) {}
 
 /// Goes through blocks of queries; for each, through the visible blocks of keys. dQ is stored after each block of
 /// queries, dK and dV after the last.
@@ -46,6 +56,7 @@ void BackwardHead<Element>::compute(Sequence const& sequence, std::int64_t head,
     load_queries(sequence, head, queries);
     for_each_block({0, num_keys}, [&](TokenRange keys) {
       BlockVisibility const visibility = visibility_of(sequence, queries, keys);
+      // Blocks that nobody sees add nothing to any gradient, so they cost only this test.
       if (visibility != BlockVisibility::kNone) add_block(sequence, head, keys, visibility, of_bias);
     });
     kernels_.store(grad_queries_.data(), row_stride_,
@@ -58,6 +69,8 @@ void BackwardHead<Element>::compute(Sequence const& sequence, std::int64_t head,
                  rows_of(args_.grad_value, forward_.type, head, sequence.first_key, num_keys, forward_.value_dim));
 }
 
+// Q and dO are operands of two products each, which sum over different indices. Single numbers serve both from one
+// buffer; pairs need a copy per index (load_deep()).
 template <class Element>
 void BackwardHead<Element>::load_queries(Sequence const& sequence, std::int64_t head, TokenRange queries) {
   std::int64_t const first = sequence.first_query + queries.begin;
@@ -76,57 +89,57 @@ void BackwardHead<Element>::load_queries(Sequence const& sequence, std::int64_t 
 template <class Element>
 void BackwardHead<Element>::add_block(Sequence const& sequence, std::int64_t head, TokenRange keys,
                                       BlockVisibility visibility, BiasGradients<Real> const& of_bias) {
-  scores_.load_keys(sequence, head, keys);
+  score_blocks_.load_keys(sequence, head, keys);
   deep_keys_.load(kernels_,
                   rows_of(forward_.key, forward_.type, head, sequence.first_key + keys.begin, keys.size, forward_.dim),
-                  scores_.keys());
-  ScoreBlock<Real> const block = scores_.compute(queries_, visibility);
-  multiply_values(sequence, head, keys);
-  kernels_.weigh_with_gradient(block, grad_scores_.data());
-  multiply_gradients(block, keys);
-  if (scores_.bias().is_there())
-    scores_.bias().add_gradients(sequence, queries_.range(), keys, grad_scores_.data(), of_bias.of_position,
-                                 of_bias.of_time);
+                  score_blocks_.keys());
+  ScoreBlock<Real> const block = score_blocks_.compute(queries_, visibility);
+  compute_dp(sequence, head, keys);
+  kernels_.compute_p_and_ds(block, ds_.data());
+  accumulate_gradients(block, keys);
+  if (score_blocks_.bias().is_there())
+    score_blocks_.bias().add_gradients(sequence, queries_.range(), keys, ds_.data(), of_bias.of_position,
+                                       of_bias.of_time);
 }
 
 /// dP' of a block: values (rows) times the gradient of the output (columns), with keys as rows.
 template <class Element>
-void BackwardHead<Element>::multiply_values(Sequence const& sequence, std::int64_t head, TokenRange keys) {
+void BackwardHead<Element>::compute_dp(Sequence const& sequence, std::int64_t head, TokenRange keys) {
   kernels_.load(
       rows_of(forward_.value, forward_.type, head, sequence.first_key + keys.begin, keys.size, forward_.value_dim),
       values_.data(), depth_of<Element>(value_stride_));
-  kernels_.multiply({.rows = keys.size,
-                     .columns = queries_.range().size,
-                     .depth = depth_of<Element>(forward_.value_dim),
-                     .a = {values_.data(), depth_of<Element>(value_stride_)},
-                     .b = {transposed_grad_out_.data(), kBlockSize},
-                     .c = {grad_scores_.data(), kBlockSize}});
+  kernels_.gemm({.rows = keys.size,
+                 .columns = queries_.range().size,
+                 .depth = depth_of<Element>(forward_.value_dim),
+                 .a = {values_.data(), depth_of<Element>(value_stride_)},
+                 .b = {transposed_grad_out_.data(), kBlockSize},
+                 .c = {ds_.data(), kBlockSize}});
 }
 
 /// Adds the products of a block to the gradients: dV += P' dO, dK += dS' Q, dQ += dS K.
 template <class Element>
-void BackwardHead<Element>::multiply_gradients(ScoreBlock<Real> const& block, TokenRange keys) {
-  kernels_.multiply({.rows = block.num_keys,
-                     .columns = forward_.value_dim,
-                     .depth = depth_of<Element>(block.num_queries),
-                     .a = weights_.keys_by_queries(block.scores, block.num_keys, block.num_queries),
-                     .b = deep_grad_out_.rows(),
-                     .c = {grad_values_.data() + keys.begin * value_stride_, value_stride_},
-                     .into = Into::kAdd});
-  kernels_.multiply({.rows = block.num_keys,
-                     .columns = forward_.dim,
-                     .depth = depth_of<Element>(block.num_queries),
-                     .a = weights_.keys_by_queries(grad_scores_.data(), block.num_keys, block.num_queries),
-                     .b = deep_queries_.rows(),
-                     .c = {grad_keys_.data() + keys.begin * row_stride_, row_stride_},
-                     .into = Into::kAdd});
-  kernels_.multiply({.rows = block.num_queries,
-                     .columns = forward_.dim,
-                     .depth = depth_of<Element>(block.num_keys),
-                     .a = weights_.queries_by_keys(grad_scores_.data(), block.num_keys, block.num_queries),
-                     .b = deep_keys_.rows(),
-                     .c = {grad_queries_.data(), row_stride_},
-                     .into = Into::kAdd});
+void BackwardHead<Element>::accumulate_gradients(ScoreBlock<Real> const& block, TokenRange keys) {
+  kernels_.gemm({.rows = block.num_keys,
+                 .columns = forward_.value_dim,
+                 .depth = depth_of<Element>(block.num_queries),
+                 .a = pds_operand_.keys_by_queries(block.s, block.num_keys, block.num_queries),
+                 .b = deep_grad_out_.rows(),
+                 .c = {grad_values_.data() + keys.begin * value_stride_, value_stride_},
+                 .into = Into::kAdd});
+  kernels_.gemm({.rows = block.num_keys,
+                 .columns = forward_.dim,
+                 .depth = depth_of<Element>(block.num_queries),
+                 .a = pds_operand_.keys_by_queries(ds_.data(), block.num_keys, block.num_queries),
+                 .b = deep_queries_.rows(),
+                 .c = {grad_keys_.data() + keys.begin * row_stride_, row_stride_},
+                 .into = Into::kAdd});
+  kernels_.gemm({.rows = block.num_queries,
+                 .columns = forward_.dim,
+                 .depth = depth_of<Element>(block.num_keys),
+                 .a = pds_operand_.queries_by_keys(ds_.data(), block.num_keys, block.num_queries),
+                 .b = deep_keys_.rows(),
+                 .c = {grad_queries_.data(), row_stride_},
+                 .into = Into::kAdd});
 }
 
 template class BackwardHead<float>;

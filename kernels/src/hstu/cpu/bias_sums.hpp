@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Reduction of bias gradients over heads and sequences. Adding to shared weights from many threads would give results
+// that depend on their order, so each head has memory of its own, and one thread adds it all up at the end.
+//
+// Example: max_position_distance 8, a sequence of 3 keys. Its position gradients have 2 * 3 - 1 = 5 elements, for
+// distances -2 to 2. They belong to the weights 7 - 2 = 5 to 9 of the 15.
+
 #pragma once
 
 #include "hstu/cpu/backward_head.hpp"
@@ -29,13 +37,13 @@ class BiasSums {
   }
 
   /// Adds up and writes the gradients of the call. Sums are in double.
-  void add_up() const {
+  void reduce() const {
     std::int64_t const middle = args_.forward.bias.max_position_distance - 1;
-    add_up(of_position_, 2 * middle + 1, args_.grad_position_weights, [&](Sequence const& sequence, std::int64_t head) {
+    reduce(of_position_, 2 * middle + 1, args_.grad_position_weights, [&](Sequence const& sequence, std::int64_t head) {
       std::int64_t const most = sequence.num_keys() - 1;
       return Part{position_begin(sequence, head), 2 * most + 1, middle - most};
     });
-    add_up(of_time_, num_time_weights_, args_.grad_time_weights, [&](Sequence const& sequence, std::int64_t head) {
+    reduce(of_time_, num_time_weights_, args_.grad_time_weights, [&](Sequence const& sequence, std::int64_t head) {
       return Part{time_begin(sequence, head), num_time_weights_, 0};
     });
   }
@@ -48,8 +56,10 @@ class BiasSums {
 
   /// Adds up the parts of all heads, in order.
   template <class PartOf>
-  void add_up(std::vector<Real> const& parts, std::int64_t num_weights, void* gradients, PartOf part_of) const {
+  void reduce(std::vector<Real> const& parts, std::int64_t num_weights, void* gradients, PartOf part_of) const {
     if (gradients == nullptr) return;
+    // One thread adds up everything. That is a small part of the work: a weight per distance or bucket and head,
+    // against dim products per pair.
     std::vector<double> sums(static_cast<std::size_t>(num_weights));
     for (std::int64_t b = 0; b < sequences().num_sequences; ++b)
       for (std::int64_t head = 0; head < args_.forward.num_heads; ++head) {

@@ -1,3 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Bias of a block of scores on the CPU. Position weights depend on key - query, so a row of the block (one key) is a
+// reversed slice of the weights. Time weights depend on a bucket of the time difference; runs of queries in one
+// bucket are filled at once (time_runs.hpp).
+//
+// Example: max_position_distance 4 has weights w[-3] to w[3]. Key 2 and queries 0 1 2 have distances 2 1 0, so the
+// row is w[2] w[1] w[0]. In the backward pass the same pointers run backwards: the gradient of w[2] gets dS of query
+// 0.
+
 #pragma once
 
 #include "hstu/cpu/aligned_buffer.hpp"

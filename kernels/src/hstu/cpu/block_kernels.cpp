@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Choice of block functions by the instruction sets of this processor, made once per process and element type.
+
 #include "hstu/cpu/block_kernels.hpp"
 
 #include "headway/kernels/instruction_set.hpp"

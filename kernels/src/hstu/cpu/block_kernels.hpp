@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Interface between the passes on the CPU and their inner loops, which exist once per instruction set (simd/).
+//
+// All loops work on blocks of at most 64 queries and 64 keys: 16 KiB of scores in float32, so that a block with its
+// operands stays in the L1 and L2 caches of a core.
+
 #pragma once
 
 #include "headway/kernels/hstu_attention.hpp"
@@ -50,19 +57,19 @@ struct Rows {
 
 /// Matrix with any strides.
 template <class Element>
-struct Factor {
+struct OperandA {
   Element const* data;
   std::int64_t row_stride, column_stride = 1;
 
-  [[nodiscard]] Factor transposed() const { return {data, column_stride, row_stride}; }
+  [[nodiscard]] OperandA transposed() const { return {data, column_stride, row_stride}; }
 };
 
-/// Product c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns) elements. `a` and `c` have room for
-/// a multiple of kRowStep rows.
+/// Arguments of gemm: c = a b, or c += a b. Rows of `b` and `c` have room for padded(columns) elements. `a` and `c`
+/// have room for a multiple of kRowStep rows.
 template <class Element>
-struct Product {
+struct GemmArgs {
   std::int64_t rows, columns, depth;
-  Factor<Element> a;       ///< (rows, depth)
+  OperandA<Element> a;     ///< (rows, depth)
   Rows<Element const> b;   ///< (depth, columns)
   Rows<SumOf<Element>> c;  ///< (rows, columns)
   Into into = Into::kReplace;
@@ -82,7 +89,8 @@ struct SeenKeys {
 template <class Real>
 struct ScoreBlock {
   std::int64_t num_keys, num_queries;
-  Real* scores;
+  /// Scores when compute_p() begins, weights when it ends.
+  Real* s;
   Real const* bias;            ///< Shape of the scores; may be null.
   SeenKeys<Real> const* seen;  ///< Null if every pair is visible.
   MaskIndex<Real> first_key;
@@ -116,11 +124,12 @@ struct BlockKernels {
   using Real = SumOf<Element>;
 
   char const* instruction_set;
-  void (*multiply)(Product<Element> const&);
-  /// scores = SiLU(alpha * (scores + bias)) * scale, zero where not seen.
-  void (*weigh)(ScoreBlock<Real> const&);
-  /// Same as weigh(); then replaces dP in `gradients` by dS, including the factors alpha and scale.
-  void (*weigh_with_gradient)(ScoreBlock<Real> const&, Real* gradients);
+  void (*gemm)(GemmArgs<Element> const&);
+  /// s = SiLU(alpha * (s + bias)) * scale, zero where not seen: the weights P of the attention.
+  void (*compute_p)(ScoreBlock<Real> const&);
+  /// Same as compute_p(); then replaces dP in `gradients`, the gradient of those weights, by dS, the gradient of the
+  /// scores, including the factors alpha and scale.
+  void (*compute_p_and_ds)(ScoreBlock<Real> const&, Real* gradients);
   /// Converts rows into a block whose rows are `stride` apart, and fills columns up to padded(columns) with zeros. The
   /// summed index is that of columns.
   void (*load)(ElementRows<void const*> const& source, Element* block, std::int64_t stride);

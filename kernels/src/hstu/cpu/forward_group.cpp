@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Forward pass of a group of queries on the CPU; forward_group.hpp has the idea.
+
 #include "hstu/cpu/forward_group.hpp"
 
 #include <algorithm>
@@ -12,8 +16,8 @@ ForwardGroup<Element>::ForwardGroup(HstuForwardArgs const& args, BlockKernels<El
     : args_(args),
       kernels_(kernels),
       value_stride_(padded(args.value_dim)),
-      scores_(args, kernels),
-      weights_(kernels),
+      score_blocks_(args, kernels),
+      pds_operand_(kernels),
       values_(kBlockSize * value_stride_) {
   for_each_block({0, std::min(args.sequences.max_queries, kGroupSize)},
                  [&](TokenRange) { blocks_.emplace_back(args.dim, value_stride_); });
@@ -29,6 +33,7 @@ void ForwardGroup<Element>::compute(Sequence const& sequence, std::int64_t head,
   });
   std::span<Block> const blocks{blocks_.data(), used};
   for_each_block({0, sequence.num_keys()}, [&](TokenRange keys) {
+    // Seen by nobody of the whole group: the keys are not even loaded.
     if (visibility_of(sequence, queries, keys) != BlockVisibility::kNone) add_keys(blocks, sequence, head, keys);
   });
   for (Block const& block : blocks) {
@@ -42,22 +47,22 @@ void ForwardGroup<Element>::compute(Sequence const& sequence, std::int64_t head,
 template <class Element>
 void ForwardGroup<Element>::add_keys(std::span<Block> blocks, Sequence const& sequence, std::int64_t head,
                                      TokenRange keys) {
-  scores_.load_keys(sequence, head, keys);
+  score_blocks_.load_keys(sequence, head, keys);
   kernels_.load_deep(
       rows_of(args_.value, args_.type, head, sequence.first_key + keys.begin, keys.size, args_.value_dim),
       values_.data(), value_stride_);
   for (Block& block : blocks) {
     BlockVisibility const visibility = visibility_of(sequence, block.queries.range(), keys);
     if (visibility == BlockVisibility::kNone) continue;
-    ScoreBlock<SumOf<Element>> const scores = scores_.compute(block.queries, visibility);
-    kernels_.weigh(scores);
-    kernels_.multiply({.rows = scores.num_queries,
-                       .columns = args_.value_dim,
-                       .depth = depth_of<Element>(scores.num_keys),
-                       .a = weights_.queries_by_keys(scores.scores, scores.num_keys, scores.num_queries),
-                       .b = {values_.data(), value_stride_},
-                       .c = {block.out.data(), value_stride_},
-                       .into = Into::kAdd});
+    ScoreBlock<SumOf<Element>> const scores = score_blocks_.compute(block.queries, visibility);
+    kernels_.compute_p(scores);
+    kernels_.gemm({.rows = scores.num_queries,
+                   .columns = args_.value_dim,
+                   .depth = depth_of<Element>(scores.num_keys),
+                   .a = pds_operand_.queries_by_keys(scores.s, scores.num_keys, scores.num_queries),
+                   .b = {values_.data(), value_stride_},
+                   .c = {block.out.data(), value_stride_},
+                   .into = Into::kAdd});
   }
 }
 

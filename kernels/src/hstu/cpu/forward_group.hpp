@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "hstu/cpu/aligned_buffer.hpp"
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/pds_operand.hpp"
 #include "hstu/cpu/query_block.hpp"
 #include "hstu/cpu/score_blocks.hpp"
 #include "hstu/cpu/token_range.hpp"
-#include "hstu/cpu/weight_factor.hpp"
 #include "hstu/sequence.hpp"
 
 #include <cstdint>
@@ -48,8 +49,8 @@ class ForwardGroup {
   HstuForwardArgs const& args_;
   BlockKernels<Element> const& kernels_;
   std::int64_t value_stride_;
-  ScoreBlocks<Element> scores_;
-  WeightFactor<Element> weights_;
+  ScoreBlocks<Element> score_blocks_;
+  PdsOperand<Element> pds_operand_;
   AlignedBuffer<Element> values_;
   std::vector<Block> blocks_;
 };

@@ -1,8 +1,15 @@
-#include "hstu/cpu/forward_pass.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Forward pass on the CPU: shares groups of queries among threads.
+//
+// Example: sequences of 300 and 100 queries, 2 heads. They have 2 and 1 groups of up to 256 queries, so
+// groups_before() is 0 2 3 and there are 6 items. Items 0 and 1 are the groups of head 0 of the first sequence, the
+// last one first.
 
 #include "hstu/cpu/block_kernels.hpp"
+#include "hstu/cpu/for_each_item.hpp"
 #include "hstu/cpu/forward_group.hpp"
-#include "hstu/cpu/parallel_for.hpp"
+#include "hstu/cpu/passes.hpp"
 #include "hstu/cpu/token_range.hpp"
 #include "hstu/sequence.hpp"
 
@@ -28,14 +35,14 @@ std::vector<std::int64_t> groups_before(HstuSequences const& sequences) {
 
 /// Shares out groups of queries, by head and sequence, among threads.
 template <class Element>
-void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
+void run_forward_pass(HstuForwardArgs const& args, int num_threads, Executor const& executor) {
   BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();
   std::vector<std::int64_t> const before = groups_before(args.sequences);
   std::int64_t const num_items = before.back() * args.num_heads;
   std::vector<ForwardGroup<Element>> groups;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) groups.emplace_back(args, kernels);
 
-  parallel_for(num_items, num_threads, run_tasks, [&](int thread, std::int64_t item) {
+  for_each_item(num_items, num_threads, executor, [&](int thread, std::int64_t item) {
     auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
     Sequence const sequence = sequence_of(args, next - before.begin() - 1);
     // Items of one head follow each other, so its keys and values stay in a near cache. A head begins with its last
@@ -48,8 +55,8 @@ void run_forward_pass(HstuForwardArgs const& args, int num_threads, RunTasks con
   });
 }
 
-template void run_forward_pass<float>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
-template void run_forward_pass<double>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
-template void run_forward_pass<Bfloat16Pair>(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks);
+template void run_forward_pass<float>(HstuForwardArgs const& args, int num_threads, Executor const& executor);
+template void run_forward_pass<double>(HstuForwardArgs const& args, int num_threads, Executor const& executor);
+template void run_forward_pass<Bfloat16Pair>(HstuForwardArgs const& args, int num_threads, Executor const& executor);
 
 }  // namespace headway::kernels::hstu

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // HSTU attention on the CPU.
 //
 // Idea: queries and keys are cut into blocks of 64. Only blocks that the mask makes visible are computed
@@ -19,16 +21,39 @@
 #include "headway/kernels/hstu_attention.hpp"
 
 #include "hstu/check_arguments.hpp"
-#include "hstu/cpu/backward_pass.hpp"
 #include "hstu/cpu/block_kernels.hpp"
-#include "hstu/cpu/clear_rows.hpp"
-#include "hstu/cpu/forward_pass.hpp"
+#include "hstu/cpu/passes.hpp"
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 namespace headway::kernels {
 namespace {
+
+/// Sets rows [begin, end) of all heads to 0.
+void clear_rows(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns, std::int64_t begin,
+                std::int64_t end) {
+  std::int64_t const bytes = size_of(args.type);
+  for (std::int64_t token = begin; token < end; ++token) {
+    for (std::int64_t head = 0; head < args.num_heads; ++head) {
+      std::int64_t const at = (token * rows.token_stride + head * rows.head_stride) * bytes;
+      std::memset(static_cast<std::byte*>(rows.data) + at, 0, static_cast<std::size_t>(columns * bytes));
+    }
+  }
+}
+
+/// Sets the rows behind the last offset, which belong to no sequence, to 0.
+void clear_query_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns) {
+  HstuSequences const& all = args.sequences;
+  clear_rows(args, rows, columns, all.query_offsets[all.num_sequences], all.num_queries);
+}
+void clear_key_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns) {
+  HstuSequences const& all = args.sequences;
+  clear_rows(args, rows, columns, all.key_offsets[all.num_sequences], all.num_keys);
+}
 
 void check_num_threads(int num_threads) {
   if (num_threads < 1)
@@ -43,30 +68,30 @@ bool are_paired(ElementType type) {
 
 }  // namespace
 
-void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
+void hstu_attention_forward(HstuForwardArgs const& args, int num_threads, Executor const& executor) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
-  hstu::clear_query_rows_behind(args, args.out, args.value_dim);
+  clear_query_rows_behind(args, args.out, args.value_dim);
   if (args.type == ElementType::kFloat64)
-    hstu::run_forward_pass<double>(args, num_threads, run_tasks);
+    hstu::run_forward_pass<double>(args, num_threads, executor);
   else if (are_paired(args.type))
-    hstu::run_forward_pass<hstu::Bfloat16Pair>(args, num_threads, run_tasks);
+    hstu::run_forward_pass<hstu::Bfloat16Pair>(args, num_threads, executor);
   else
-    hstu::run_forward_pass<float>(args, num_threads, run_tasks);
+    hstu::run_forward_pass<float>(args, num_threads, executor);
 }
 
-void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, RunTasks const& run_tasks) {
+void hstu_attention_backward(HstuBackwardArgs const& args, int num_threads, Executor const& executor) {
   check_num_threads(num_threads);
   hstu::check_arguments(args);
-  hstu::clear_query_rows_behind(args.forward, args.grad_query, args.forward.dim);
-  hstu::clear_key_rows_behind(args.forward, args.grad_key, args.forward.dim);
-  hstu::clear_key_rows_behind(args.forward, args.grad_value, args.forward.value_dim);
+  clear_query_rows_behind(args.forward, args.grad_query, args.forward.dim);
+  clear_key_rows_behind(args.forward, args.grad_key, args.forward.dim);
+  clear_key_rows_behind(args.forward, args.grad_value, args.forward.value_dim);
   if (args.forward.type == ElementType::kFloat64)
-    hstu::run_backward_pass<double>(args, num_threads, run_tasks);
+    hstu::run_backward_pass<double>(args, num_threads, executor);
   else if (are_paired(args.forward.type))
-    hstu::run_backward_pass<hstu::Bfloat16Pair>(args, num_threads, run_tasks);
+    hstu::run_backward_pass<hstu::Bfloat16Pair>(args, num_threads, executor);
   else
-    hstu::run_backward_pass<float>(args, num_threads, run_tasks);
+    hstu::run_backward_pass<float>(args, num_threads, executor);
 }
 
 }  // namespace headway::kernels

@@ -1,3 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Queries of a block, prepared once for all blocks of keys that they meet. A block of queries
+// may meet a hundred blocks of keys, so the time for conversion, transposition and the search for visible keys hardly
+// counts.
+
 #pragma once
 
 #include "hstu/cpu/aligned_buffer.hpp"

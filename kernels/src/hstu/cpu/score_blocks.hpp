@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Blocks of scores on the CPU: the first product of both passes.
+//
+// S' = K Q^T has keys as rows. A product reads its second operand row by row along the summed index, so Q is
+// transposed once per block of queries, and keys are used as they lie in memory. The second product, O = P V, then
+// sums over the rows of P', which its first operand can do with strides swapped.
+
 #pragma once
 
 #include "hstu/cpu/aligned_buffer.hpp"
@@ -23,7 +31,7 @@ class ScoreBlocks {
         kernels_(kernels),
         key_stride_(depth_of<Element>(padded(args.dim))),
         keys_(kBlockSize * key_stride_),
-        scores_(kBlockSize * kBlockSize),
+        s_(kBlockSize * kBlockSize),
         bias_(args.bias) {}
 
   /// Converts a block of keys.
@@ -36,15 +44,15 @@ class ScoreBlocks {
 
   /// Computes S' for the keys loaded last. The block is valid until the next call.
   [[nodiscard]] ScoreBlock<Real> compute(QueryBlock<Element> const& queries, BlockVisibility visibility) {
-    kernels_.multiply({.rows = range_.size,
-                       .columns = queries.range().size,
-                       .depth = depth_of<Element>(args_.dim),
-                       .a = {keys_.data(), key_stride_},
-                       .b = {queries.transposed(), kBlockSize},
-                       .c = {scores_.data(), kBlockSize}});
+    kernels_.gemm({.rows = range_.size,
+                   .columns = queries.range().size,
+                   .depth = depth_of<Element>(args_.dim),
+                   .a = {keys_.data(), key_stride_},
+                   .b = {queries.transposed(), kBlockSize},
+                   .c = {s_.data(), kBlockSize}});
     return {.num_keys = range_.size,
             .num_queries = queries.range().size,
-            .scores = scores_.data(),
+            .s = s_.data(),
             .bias = bias_.fill(sequence_, queries.range(), range_),
             .seen = visibility == BlockVisibility::kFull ? nullptr : &queries.seen(),
             .first_key = static_cast<MaskIndex<Real>>(range_.begin),
@@ -60,7 +68,7 @@ class ScoreBlocks {
   BlockKernels<Element> const& kernels_;
   std::int64_t key_stride_;
   AlignedBuffer<Element> keys_;
-  AlignedBuffer<Real> scores_;
+  AlignedBuffer<Real> s_;
   BlockBias<Real> bias_;
   Sequence sequence_;
   TokenRange range_{0, 0};  ///< Range of the keys.

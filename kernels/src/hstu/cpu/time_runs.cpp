@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Time buckets of a block as runs; time_runs.hpp has the idea.
+
 #include "hstu/cpu/time_runs.hpp"
 
 #include <algorithm>
@@ -33,6 +37,8 @@ void TimeRuns::find_row(std::int64_t key_time, std::int64_t row) {
   }
 }
 
+// The subtraction wraps in unsigned 64-bit numbers, which gives the exact distance even between the smallest and the
+// largest time, where a signed one would overflow.
 float TimeRuns::Distance::operator()(std::int64_t query_time) const {
   auto const key = static_cast<std::uint64_t>(key_time), query = static_cast<std::uint64_t>(query_time);
   return static_cast<float>(query_time >= key_time ? query - key : key - query);

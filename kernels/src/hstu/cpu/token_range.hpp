@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Ranges of tokens and their blocks.
+
 #pragma once
 
 #include "hstu/cpu/block_kernels.hpp"

@@ -1,12 +1,22 @@
-#include "cuda/cuda_check.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// HSTU attention on CUDA devices: chooses the kernels of a call, lays out its workspace, and enqueues a preparation
+// kernel before them.
+//
+// The kernels in sm90/ need 16-bit elements, one of four dims and aligned rows; sm80/ takes everything else. The
+// choice depends on host values only, so a call never waits for the device.
+//
+// Example: bfloat16, dim = value_dim = 48 on an H100. sm90/ refuses 48, but takes 64: choose_hstu_kernels() tells the
+// caller that a copy with 64 columns pays. Called without a copy, the sm_80 kernels run.
+
+#include "headway/base/cuda_check.hpp"
 #include "headway/kernels/hstu_attention_cuda.hpp"
 #include "hstu/check_arguments.hpp"
-#include "hstu/cuda/hopper_backward.hpp"
-#include "hstu/cuda/hopper_backward_plan.hpp"
-#include "hstu/cuda/hopper_forward.hpp"
-#include "hstu/cuda/portable_attention.hpp"
 #include "hstu/cuda/preparation.hpp"
 #include "hstu/cuda/prepare.cuh"
+#include "hstu/cuda/sm80/attention.hpp"
+#include "hstu/cuda/sm90/attention.hpp"
+#include "hstu/cuda/sm90/backward/plan.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,10 +27,10 @@
 namespace headway::kernels {
 namespace {
 
-#if defined(HEADWAY_HAS_HOPPER_KERNELS)
-constexpr bool kHasHopperKernels = true;
+#if defined(HEADWAY_HAS_SM90_KERNELS)
+constexpr bool kHasSm90Kernels = true;
 #else
-constexpr bool kHasHopperKernels = false;
+constexpr bool kHasSm90Kernels = false;
 #endif
 
 /// Size of the forward workspace: one counter of tiles, padded to 16 bytes.
@@ -28,24 +38,25 @@ constexpr std::int64_t kForwardWorkspaceBytes = 16;
 
 /// Do the sm_90a kernels take the arguments on the current device? Only called if the build has them.
 template <class Args>
-[[nodiscard]] bool is_for_hopper(Args const& args) {
-  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && why_not_for_hopper(args).empty();
+[[nodiscard]] bool fits_sm90(Args const& args) {
+  return base::device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && why_not_sm90(args).empty();
 }
 
 /// Refuses arguments that no kernel of this build takes.
 /// @throws std::invalid_argument with the reason
-void expect_portable(HstuForwardArgs const& args) {
-  std::string why = why_not_portable(args);
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) why = "the device is of compute capability below 8.0";
+void expect_sm80(HstuForwardArgs const& args) {
+  std::string why = why_not_sm80(args);
+  if (base::device_attribute(cudaDevAttrComputeCapabilityMajor) < 8)
+    why = "the device is of compute capability below 8.0";
   if (!why.empty()) throw std::invalid_argument("hstu_attention: no CUDA kernel for this: " + why);
 }
 
 /// Launches the preparation kernel, which runs before the kernels of a call.
 void prepare_async(HstuPreparation const& preparation, CudaStream stream) {
-  std::int64_t const num_blocks = preparation.num_blocks(device_attribute(cudaDevAttrMultiProcessorCount));
+  std::int64_t const num_blocks = preparation.num_blocks(base::device_attribute(cudaDevAttrMultiProcessorCount));
   constexpr int kThreads = HstuPreparation::kThreads;
   prepare_hstu_kernel<kThreads><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(preparation);
-  check(cudaGetLastError(), "prepare_hstu_kernel");
+  base::check_cuda(cudaGetLastError(), "prepare_hstu_kernel");
 }
 
 /// Registers the gradients of bias weights for clearing: kernels add to them atomically.
@@ -61,9 +72,9 @@ void clear_weight_gradients(HstuBackwardArgs const& args, HstuPreparation& prepa
 /// Registers for clearing all memory that the sm_90a kernels add to: gradients of bias weights and the workspace.
 void clear_what_is_added_to(HstuBackwardArgs const& args, void* workspace, HstuPreparation& preparation) {
   clear_weight_gradients(args, preparation);
-  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  int const num_multiprocessors = base::device_attribute(cudaDevAttrMultiProcessorCount);
   BackwardWork const work = backward_work(args.forward, num_multiprocessors);
-  preparation.clear(workspace, HopperBackwardWorkspace(args.forward, work, num_multiprocessors).cleared_bytes);
+  preparation.clear(workspace, Sm90BackwardWorkspace(args.forward, work, num_multiprocessors).cleared_bytes);
 }
 
 [[nodiscard]] bool has_queries(HstuForwardArgs const& args) {
@@ -98,14 +109,14 @@ void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Po
 /// Chooses kernels for a call. If the faster kernels refuse the arguments, it tries the narrowest copy that they take.
 template <class Args>
 [[nodiscard]] HstuKernelChoice choose_kernels(Args const& args) {
-  if constexpr (kHasHopperKernels) {
+  if constexpr (kHasSm90Kernels) {
     HstuForwardArgs const& forward = forward_of(args);
-    if (!has_queries(forward) || device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return {};
-    std::string const why_slow = why_not_for_hopper(args);
+    if (!has_queries(forward) || base::device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return {};
+    std::string const why_slow = why_not_sm90(args);
     if (why_slow.empty()) return {};
     for (std::int32_t const columns : {32, 64, 128, 256}) {
       if (columns < std::max(forward.dim, forward.value_dim)) continue;
-      std::string const why_slow_when_copied = why_not_for_hopper(copied(args, columns));
+      std::string const why_slow_when_copied = why_not_sm90(copied(args, columns));
       if (why_slow_when_copied.empty()) return {.columns_when_copied = columns, .why_slow = {}};
       return {.columns_when_copied = 0, .why_slow = why_slow_when_copied};
     }
@@ -124,26 +135,27 @@ std::size_t hstu_attention_forward_workspace_bytes(HstuForwardArgs const& /*args
 void hstu_attention_forward_async(HstuForwardArgs const& args, CudaStream stream, void* workspace) {
   hstu::check_sizes(args);
   HstuPreparation preparation = preparation_of(args);
+  // Nothing to compute, but rows of no sequence must become 0, and arguments are still checked.
   if (!has_queries(args)) return prepare_async(preparation, stream);
-  if constexpr (kHasHopperKernels) {
-    if (is_for_hopper(args)) {
+  if constexpr (kHasSm90Kernels) {
+    if (fits_sm90(args)) {
       preparation.clear(workspace, kForwardWorkspaceBytes);
       prepare_async(preparation, stream);
-      return hopper_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
+      return sm90_forward_async(args, stream, static_cast<std::int32_t*>(workspace));
     }
   }
-  expect_portable(args);
+  expect_sm80(args);
   prepare_async(preparation, stream);
-  portable_forward_async(args, stream);
+  sm80_forward_async(args, stream);
 }
 
 std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args) {
-  std::size_t const portable = portable_backward_workspace_bytes(args);
-  if constexpr (!kHasHopperKernels) return portable;
-  int const num_multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  std::size_t const sm80_bytes = sm80_backward_workspace_bytes(args);
+  if constexpr (!kHasSm90Kernels) return sm80_bytes;
+  int const num_multiprocessors = base::device_attribute(cudaDevAttrMultiProcessorCount);
   BackwardWork const work = backward_work(args.forward, num_multiprocessors);
-  HopperBackwardWorkspace const places(args.forward, work, num_multiprocessors);
-  return std::max(portable, static_cast<std::size_t>(places.size_bytes));
+  Sm90BackwardWorkspace const places(args.forward, work, num_multiprocessors);
+  return std::max(sm80_bytes, static_cast<std::size_t>(places.size_bytes));
 }
 
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {
@@ -151,16 +163,16 @@ void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stre
   HstuPreparation preparation = preparation_of(args);
   HstuSequences const& sequences = args.forward.sequences;
   bool const has_pairs = has_queries(args.forward) && sequences.num_keys > 0 && sequences.max_keys > 0;
-  if constexpr (kHasHopperKernels) {
-    if (has_pairs && is_for_hopper(args)) {
+  if constexpr (kHasSm90Kernels) {
+    if (has_pairs && fits_sm90(args)) {
       clear_what_is_added_to(args, workspace, preparation);
       prepare_async(preparation, stream);
-      return hopper_backward_async(args, stream, workspace);
+      return sm90_backward_async(args, stream, workspace);
     }
   }
-  expect_portable(args.forward);
+  expect_sm80(args.forward);
   prepare_async(preparation, stream);
-  portable_backward_async(args, stream, workspace);
+  sm80_backward_async(args, stream, workspace);
 }
 
 }  // namespace headway::kernels

@@ -1,4 +1,6 @@
-// Definitions for builds without CUDA: every entry point refuses.
+// SPDX-License-Identifier: Apache-2.0
+
+// Definitions for builds without CUDA: every entry point refuses. The operators link either way.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 

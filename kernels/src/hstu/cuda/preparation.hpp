@@ -1,3 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Work of the preparation kernel (prepare.cuh), collected on the host: offsets to check, memory to clear.
+
 #pragma once
 
 #include "headway/kernels/hstu_attention.hpp"
@@ -9,8 +13,11 @@ namespace headway::kernels {
 
 /// Rows to set to 0: all rows, or those behind the last offset, which belong to no sequence.
 struct ClearedRows {
+  /// Rows are cleared from here on: from row 0, or from the row behind the last sequence's queries or keys.
+  enum class Behind : std::uint8_t { kNothing, kQueries, kKeys };
+
   void* data = nullptr;
-  std::int64_t const* offsets = nullptr;  ///< Offsets of sequences; null clears all rows.
+  Behind behind = Behind::kNothing;
   std::int64_t num_rows = 0, heads = 1;
   std::int64_t row_stride = 0, head_stride = 0, head_units = 0;  ///< Strides and sizes, in units.
   std::int32_t unit_bytes = 16;  ///< Size of a unit: 2, 4, 8 or 16 bytes. All addresses are multiples of it.
@@ -26,12 +33,12 @@ struct ClearedRows {
 /// of no sequence, and memory that the kernels of the call add to.
 struct HstuPreparation {
   static constexpr int kThreads = 256;
-  static constexpr int kMostCleared = 6;  ///< Capacity of `cleared`.
+  static constexpr int kMaxCleared = 6;  ///< Capacity of `cleared`.
 
   HstuSequences sequences;
   float const* time_bounds = nullptr;
   std::int64_t num_time_bounds = 0;
-  ClearedRows cleared[kMostCleared];
+  ClearedRows cleared[kMaxCleared];
   std::int32_t num_cleared = 0;
 
   explicit HstuPreparation(HstuForwardArgs const& args) : sequences(args.sequences) {
@@ -41,7 +48,6 @@ struct HstuPreparation {
   }
 
   /// Registers `size_bytes` bytes from `data` on for clearing. Null or an empty range is ignored.
-  /// Registers the rows of queries (or keys) behind the last offset.
   void clear(void* data, std::int64_t size_bytes) {
     if (data == nullptr || size_bytes == 0) return;
     std::int32_t const unit = unit_of(reinterpret_cast<std::uintptr_t>(data) | static_cast<std::uintptr_t>(size_bytes));
@@ -53,11 +59,12 @@ struct HstuPreparation {
                               .unit_bytes = unit};
   }
 
+  /// Registers the rows of queries (or keys) behind the last offset.
   void clear_query_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns) {
-    clear_rows_behind(args, rows, columns, sequences.query_offsets, sequences.num_queries);
+    clear_rows_behind(args, rows, columns, ClearedRows::Behind::kQueries, sequences.num_queries);
   }
   void clear_key_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns) {
-    clear_rows_behind(args, rows, columns, sequences.key_offsets, sequences.num_keys);
+    clear_rows_behind(args, rows, columns, ClearedRows::Behind::kKeys, sequences.num_keys);
   }
 
   /// Number of blocks of threads: enough for the bandwidth of memory when everything is cleared. Rows behind the last
@@ -67,7 +74,7 @@ struct HstuPreparation {
     std::int64_t units = 0, units_behind = 0;
     for (std::int32_t i = 0; i < num_cleared; ++i) {
       ClearedRows const& rows = cleared[i];
-      (rows.offsets == nullptr ? units : units_behind) += rows.num_rows * rows.units_of_row();
+      (rows.behind == ClearedRows::Behind::kNothing ? units : units_behind) += rows.num_rows * rows.units_of_row();
     }
     auto const blocks_for = [](std::int64_t threads, std::int64_t most) {
       return std::min((threads + kThreads - 1) / kThreads, most);
@@ -85,14 +92,14 @@ struct HstuPreparation {
   }
 
   void clear_rows_behind(HstuForwardArgs const& args, JaggedHeads<void*> const& rows, std::int32_t columns,
-                         std::int64_t const* offsets, std::int64_t num_rows) {
+                         ClearedRows::Behind behind, std::int64_t num_rows) {
     std::int64_t const bytes = size_of(args.type);
     std::int64_t const head_stride = (args.num_heads > 1 ? rows.head_stride : columns) * bytes;
     std::int64_t const row_stride = rows.token_stride * bytes, head = columns * bytes;
     std::int32_t const unit = unit_of(reinterpret_cast<std::uintptr_t>(rows.data) |
                                       static_cast<std::uintptr_t>(head_stride | row_stride | head));
     cleared[num_cleared++] = {.data = rows.data,
-                              .offsets = offsets,
+                              .behind = behind,
                               .num_rows = num_rows,
                               .heads = args.num_heads,
                               .row_stride = row_stride / unit,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Preparation of an HSTU attention call, in one launch before its kernels.
@@ -9,10 +10,11 @@
 // Example: 2 sequences of 100 and 60 rows in tensors of 256 rows. Thread 0 checks the first sequence, thread 1 the
 // second, and all threads set rows 160 to 255 of the output to 0.
 //
-// Invariants: the dependent launch starts only after this block's checks have passed; the next kernel calls
-// wait_for_kernel_before() before it reads what was cleared. Memory is written in the largest unit (2 to 16 bytes) that
-// divides addresses and strides.
-// Complexity: one read of the offsets; one write of each cleared unit.
+// Invariants: the next kernel may be launched at once, but it calls wait_on_dependent_grids() before it touches global
+// memory, which returns when this kernel has ended. Memory is written in the largest unit (2 to 16 bytes) that divides
+// addresses and strides.
+// Complexity: one read of the offsets; one write of each cleared unit. Without anything to clear the kernel takes about
+// one latency of memory, as all loads of a thread are in flight at once.
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/device.cuh"
@@ -24,11 +26,10 @@
 
 namespace headway::kernels {
 
-/// Clears rows with all threads of the grid. Contiguous rows take the fast loop without divisions.
+/// Clears rows from `first` on with all threads of the grid. Contiguous rows take the fast loop without divisions.
 template <class Unit>
-__device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t num_sequences, std::int64_t thread,
+__device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t first, std::int64_t thread,
                                            std::int64_t num_threads) {
-  std::int64_t const first = rows.offsets == nullptr ? 0 : __ldg(rows.offsets + num_sequences);
   if (first < 0) return;  // The thread that checks the offsets refuses them.
   std::int64_t const units = rows.units_of_row(), num_units = (rows.num_rows - first) * units;
   Unit* const data = static_cast<Unit*>(rows.data) + first * rows.row_stride;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t
 /// Checks sequences and time bounds, spread over all threads of the grid.
 __device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, std::int64_t thread,
                                                      std::int64_t num_threads) {
-  if (thread == 0) hstu::check_first_offsets(of.sequences, RefuseOnDevice());
+  if (thread == 0 && of.sequences.num_sequences == 0) hstu::check_first_offsets(of.sequences, RefuseOnDevice());
   for (std::int64_t b = thread; b < of.sequences.num_sequences; b += num_threads) {
     hstu::check_sequence(of.sequences, b, RefuseOnDevice());
   }
@@ -58,17 +59,22 @@ __device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, 
 /// Kernel: checks, then clears.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const of) {
+  launch_dependent_grids();
   std::int64_t const thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   std::int64_t const num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  // These loads overlap those of the checks.
+  std::int64_t const first_query = __ldg(of.sequences.query_offsets + of.sequences.num_sequences);
+  std::int64_t const first_key = __ldg(of.sequences.key_offsets + of.sequences.num_sequences);
   check_hstu_arguments(of, thread, num_threads);
-  __syncthreads();  // The next kernel must not start before this block's checks have passed.
-  start_dependent_launch();
   for (std::int32_t i = 0; i < of.num_cleared; ++i) {
     ClearedRows const& rows = of.cleared[i];
-    if (rows.unit_bytes == 16) clear_rows<uint4>(rows, of.sequences.num_sequences, thread, num_threads);
-    if (rows.unit_bytes == 8) clear_rows<uint2>(rows, of.sequences.num_sequences, thread, num_threads);
-    if (rows.unit_bytes == 4) clear_rows<std::uint32_t>(rows, of.sequences.num_sequences, thread, num_threads);
-    if (rows.unit_bytes == 2) clear_rows<std::uint16_t>(rows, of.sequences.num_sequences, thread, num_threads);
+    std::int64_t const first = rows.behind == ClearedRows::Behind::kNothing   ? 0
+                               : rows.behind == ClearedRows::Behind::kQueries ? first_query
+                                                                              : first_key;
+    if (rows.unit_bytes == 16) clear_rows<uint4>(rows, first, thread, num_threads);
+    if (rows.unit_bytes == 8) clear_rows<uint2>(rows, first, thread, num_threads);
+    if (rows.unit_bytes == 4) clear_rows<std::uint32_t>(rows, first, thread, num_threads);
+    if (rows.unit_bytes == 2) clear_rows<std::uint16_t>(rows, first, thread, num_threads);
   }
 }
 

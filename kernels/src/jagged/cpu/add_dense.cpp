@@ -1,3 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Adds dense rows (positional embeddings) to jagged rows on the CPU. Packed rows are cut into chunks of about 128
+// KiB, and a task adds segment by segment. Rows from max_length on have no dense row and are copied.
+//
+// Example: max_length 2, samples of 3 and 1 rows. Rows 0 and 1 get dense[0][0] and dense[0][1], row 2 is copied, row
+// 3 gets dense[1][0].
+
 #include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/cpu/row_chunks.hpp"
@@ -22,13 +30,13 @@ void add_part(Element const* values, Element const* dense, std::int64_t num_adde
 }  // namespace
 
 void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_length, void* out,
-               RunTasks const& run_tasks) {
+               Executor const& executor) {
   expect_sizes(rows);
   Segments const samples{.offsets = rows.offsets, .num_items = rows.num_samples};
-  expect_packed(samples, rows.num_samples, rows.num_rows, run_tasks);
+  expect_packed(samples, rows.num_samples, rows.num_rows, executor);
   RowChunks const chunks(rows.num_rows, rows.num_columns * size_of(rows.type));
   std::int64_t const columns = rows.num_columns;
-  run_tasks(chunks.count(), [&](std::int64_t chunk) {
+  executor(chunks.count(), [&](std::int64_t chunk) {
     for_each_part(samples, rows.num_samples, chunks.rows(chunk), [&](RowPart const& of) {
       Range const part = of.rows;
       std::int64_t const first = part.begin - of.segment_begin;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Jagged row moves on the CPU (JaggedMove).
 //
 // Idea: packed rows are cut into chunks of about 128 KiB. A task finds the first segment of its chunk by binary search
@@ -45,6 +47,7 @@ void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of,
     }
     return;
   }
+  // Rows of this part before `there` exist in the placed segment; the others are filled (gather) or skipped (scatter).
   std::int64_t const there = std::clamp(of.segment_begin + placed.size(), part.begin, part.end);
   std::int64_t const num_bytes = (there - part.begin) * size;
   std::int64_t const packed_at = part.begin * size, placed_at = (placed.begin + part.begin - of.segment_begin) * size;
@@ -59,21 +62,21 @@ void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of,
 }
 
 /// Checks everything before the first row is moved. @throws std::invalid_argument
-void expect_fitting(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
+void expect_fitting(JaggedMove const& move, std::span<MovedRows const> tensors, Executor const& executor) {
   expect_sizes(move, tensors);
-  expect_packed(move.packed, move.num_segments, move.num_packed_rows, run_tasks);
-  expect_inside(move.placed, move.num_segments, move.num_placed_rows, run_tasks);
+  expect_packed(move.packed, move.num_segments, move.num_packed_rows, executor);
+  expect_inside(move.placed, move.num_segments, move.num_placed_rows, executor);
 }
 
 }  // namespace
 
 /// Cuts the packed rows into chunks of bytes (RowChunks) and lets tasks copy them segment by segment.
-void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, RunTasks const& run_tasks) {
-  expect_fitting(move, tensors, run_tasks);
+void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, Executor const& executor) {
+  expect_fitting(move, tensors, executor);
   std::int64_t row_bytes = 0;
   for (auto const& tensor : tensors) row_bytes += tensor.row_bytes;
   RowChunks const chunks(tensors.empty() ? 0 : move.num_packed_rows, row_bytes);
-  run_tasks(chunks.count(), [&](std::int64_t chunk) {
+  executor(chunks.count(), [&](std::int64_t chunk) {
     for_each_part(move.packed, move.num_segments, chunks.rows(chunk), [&](RowPart const& part) {
       Range const placed = move.placed.rows(part.segment);
       for (auto const& tensor : tensors) move_part(move, tensor, part, placed);

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums or means of jagged samples on the CPU. A task has 64 samples and adds the rows of each in order, in the
+// accumulation type, so the result does not depend on the executor. A mean of no rows is 0.
+
 #include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
 #include "jagged/cpu/segment_checks.hpp"
@@ -33,10 +38,10 @@ void reduce(JaggedRows const& rows, SampleReduction reduction, void* out, Range 
 
 }  // namespace
 
-void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out, RunTasks const& run_tasks) {
+void reduce_samples(JaggedRows const& rows, SampleReduction reduction, void* out, Executor const& executor) {
   expect_sizes(rows);
-  expect_packed({.offsets = rows.offsets, .num_items = rows.num_samples}, rows.num_samples, rows.num_rows, run_tasks);
-  run_tasks((rows.num_samples + kSamplesOfTask - 1) / kSamplesOfTask, [&](std::int64_t task) {
+  expect_packed({.offsets = rows.offsets, .num_items = rows.num_samples}, rows.num_samples, rows.num_rows, executor);
+  executor((rows.num_samples + kSamplesOfTask - 1) / kSamplesOfTask, [&](std::int64_t task) {
     Range const samples{task * kSamplesOfTask, std::min((task + 1) * kSamplesOfTask, rows.num_samples)};
     with_element(rows.type, [&]<class Element>() { reduce<Element>(rows, reduction, out, samples); });
   });

@@ -1,7 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Work sharing for jagged rows on the CPU: chunks of equally many rows, whatever the segments. A chunk may hold a
+// part of one long segment or thousands of short ones; for_each_part() visits the parts.
+//
+// Example: segments of 3, 0 and 5 rows, chunk of rows 2 to 6. The parts are row 2 of segment 0, and rows 3 to 5 of
+// segment 2, whose first row is 3. Segment 1 is empty and is not visited.
+
 #pragma once
 
+#include "headway/kernels/executor.hpp"
 #include "headway/kernels/jagged_segments.hpp"
-#include "headway/kernels/run_tasks.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Checks of segments in host memory, before any row moves. A wrong offset would otherwise read or write outside a
+// tensor. Errors name the segment and its rows.
+
 #include "jagged/cpu/segment_checks.hpp"
 
 #include <algorithm>
@@ -29,8 +34,8 @@ Range checked_rows(Segments const& segments, std::uint32_t segment, std::int64_t
 
 /// Calls `check(range)` for ranges that cover all segment numbers.
 template <class Check>
-void for_ranges(std::int64_t num_segments, RunTasks const& run_tasks, Check const& check) {
-  run_tasks((num_segments + kSegmentsOfTask - 1) / kSegmentsOfTask, [&](std::int64_t task) {
+void for_ranges(std::int64_t num_segments, Executor const& executor, Check const& check) {
+  executor((num_segments + kSegmentsOfTask - 1) / kSegmentsOfTask, [&](std::int64_t task) {
     check(Range{task * kSegmentsOfTask, std::min((task + 1) * kSegmentsOfTask, num_segments)});
   });
 }
@@ -38,9 +43,10 @@ void for_ranges(std::int64_t num_segments, RunTasks const& run_tasks, Check cons
 }  // namespace
 
 void expect_packed(Segments const& segments, std::int64_t num_segments, std::int64_t num_rows,
-                   RunTasks const& run_tasks) {
-  for_ranges(num_segments, run_tasks, [&](Range range) {
+                   Executor const& executor) {
+  for_ranges(num_segments, executor, [&](Range range) {
     auto segment = static_cast<std::uint32_t>(range.begin);
+    // Each task starts with the end of the segment before its range, so gaps between tasks are found too.
     std::int64_t end = segment == 0 ? 0 : checked_rows(segments, segment - 1, num_rows).end;
     for (; segment < range.end; ++segment) {
       Range const rows = checked_rows(segments, segment, num_rows);
@@ -56,8 +62,8 @@ void expect_packed(Segments const& segments, std::int64_t num_segments, std::int
 }
 
 void expect_inside(Segments const& segments, std::int64_t num_segments, std::int64_t num_rows,
-                   RunTasks const& run_tasks) {
-  for_ranges(num_segments, run_tasks, [&](Range range) {
+                   Executor const& executor) {
+  for_ranges(num_segments, executor, [&](Range range) {
     for (auto segment = static_cast<std::uint32_t>(range.begin); segment < range.end; ++segment) {
       static_cast<void>(checked_rows(segments, segment, num_rows));
     }

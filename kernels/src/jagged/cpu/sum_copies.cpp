@@ -1,6 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums of copied rows on the CPU: the backward pass of copying jagged items. A task has a chunk of the original rows
+// and gathers their copies, in ascending order of the copied items, into a buffer in the accumulation type. So no two
+// tasks add to the same row, and sums are rounded once.
+
 #include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"
-#include "jagged/copied_places.hpp"
+#include "jagged/copied_items.hpp"
 #include "jagged/cpu/row_chunks.hpp"
 #include "jagged/cpu/segment_checks.hpp"
 #include "jagged/expect_sizes.hpp"
@@ -29,14 +35,14 @@ void sum_part(CopiedItems const& items, CopiedRows const& rows, RowPart const& p
 
 }  // namespace
 
-void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors, RunTasks const& run_tasks) {
+void sum_copies(CopiedItems const& items, std::span<CopiedRows const> tensors, Executor const& executor) {
   expect_sizes(items);
   std::int64_t const num_items = items.num_features * items.num_samples;
   Segments const segments{.offsets = items.offsets, .num_items = num_items};
-  expect_packed(segments, num_items, items.num_rows, run_tasks);
+  expect_packed(segments, num_items, items.num_rows, executor);
   for (auto const& tensor : tensors) {
     RowChunks const chunks(items.num_rows, tensor.num_columns * size_of(tensor.type));
-    run_tasks(chunks.count(), [&](std::int64_t chunk) {
+    executor(chunks.count(), [&](std::int64_t chunk) {
       with_element(tensor.type, [&]<class Element>() {
         std::vector<Real<Element>> memory;
         for_each_part(segments, num_items, chunks.rows(chunk),

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Adds dense rows (positional embeddings) to jagged rows on a device; the CPU version is cpu/add_dense.cpp. Work is
+// cut by vectors of packed rows (warp_rows.cuh), so samples of any length keep all lanes busy.
+
 #pragma once
 
 #include "headway/kernels/jagged_sums.hpp"

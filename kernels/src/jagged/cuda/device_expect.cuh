@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // <cassert> declares __assert_fail only if assertions are on. The macro is restored, so other headers keep their

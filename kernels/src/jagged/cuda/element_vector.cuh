@@ -1,3 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Vectors of elements, as wide as one load: 16 bytes where rows and addresses allow it, else one element. Kernels are
+// written for a vector and run for both widths. Example: rows of 6 bfloat16 have 12 bytes, so vectors have one
+// element.
+
 #pragma once
 
 #include "elements.hpp"

@@ -1,3 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Segments of a warp's work, held by its lanes; move_rows.cuh explains the algorithm.
+//
+// Loading 32 segments costs one memory latency, and each lane then looks up others by shuffles instead of memory.
+// Positions are 32 bits wide and count from the warp's first vector, since 64-bit arithmetic is slow on GPUs.
+
 #pragma once
 
 #include "headway/kernels/jagged_moves.hpp"

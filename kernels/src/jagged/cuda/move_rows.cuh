@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Jagged row moves on a device (JaggedMove): permute, dispatch, combine, transpose, join, split, pad and spread.
@@ -24,7 +25,7 @@
 
 namespace headway::kernels {
 
-inline constexpr std::uint32_t kMostMovedTensors = 64;
+inline constexpr std::uint32_t kMaxMovedTensors = 64;
 
 /// Tensor of a launch. Vectors are as wide as rows and addresses allow, at most 16 bytes.
 struct MovedVectors {
@@ -41,7 +42,7 @@ struct MoveRowsArgs {
   JaggedMove move;
   std::uint32_t num_tensors;
   std::int64_t vectors_of_warp = 0, num_warps = 0;
-  MovedVectors tensors[kMostMovedTensors] = {};
+  MovedVectors tensors[kMaxMovedTensors] = {};
 };
 
 /// Vectors that a lane moves at a time; all are loaded before the first is stored.
@@ -50,8 +51,8 @@ inline constexpr std::int32_t kVectorsOfTurn = 4;
 inline constexpr std::int32_t kLongSegment = 64;
 /// Turns per warp (of kWarp * kVectorsOfTurn vectors). A warp has one turn until there are kFillingWarps warps per
 /// multiprocessor: three times as many as run at once, so that the last wave is seldom half empty. Larger moves use
-/// more turns, up to kMostTurns.
-inline constexpr std::int64_t kFillingWarps = 96, kMostTurns = 8;
+/// more turns, up to kMaxTurns.
+inline constexpr std::int64_t kFillingWarps = 96, kMaxTurns = 8;
 
 /// Move of one warp's vectors of one tensor.
 template <class Vector>
@@ -146,9 +147,9 @@ class MoveOfWarp {
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 4) move_rows_kernel(__grid_constant__ MoveRowsArgs const args) {
   std::int64_t const warp = std::int64_t{blockIdx.x} * kWarpsOfBlock + threadIdx.x / kWarp;
   if (warp >= args.num_warps) return;
-  std::uint32_t number = 0;
-  while (number + 1 < args.num_tensors && args.tensors[number + 1].first_warp <= warp) ++number;
-  MovedVectors const& tensor = args.tensors[number];
+  std::uint32_t tensor_index = 0;
+  while (tensor_index + 1 < args.num_tensors && args.tensors[tensor_index + 1].first_warp <= warp) ++tensor_index;
+  MovedVectors const& tensor = args.tensors[tensor_index];
   std::int64_t const first = (warp - tensor.first_warp) * args.vectors_of_warp;
   std::int64_t const num_left = args.move.num_packed_rows * tensor.vectors_of_row - first;
   WarpVectors const vectors{.first = first,
@@ -184,7 +185,7 @@ inline MovedVectors vectors_of(MovedRows const& rows) {
   return vectors;
 }
 
-/// Arguments of one launch for `tensors`, at most kMostMovedTensors.
+/// Arguments of one launch for `tensors`, at most kMaxMovedTensors.
 inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows const> tensors,
                                    int num_multiprocessors) {
   constexpr std::int64_t kOfTurn = kWarp * kVectorsOfTurn;
@@ -195,7 +196,7 @@ inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows c
     num_turns += move.num_packed_rows * args.tensors[i].vectors_of_row / kOfTurn;
   }
   args.vectors_of_warp =
-      std::clamp<std::int64_t>(num_turns / (kFillingWarps * num_multiprocessors), 1, kMostTurns) * kOfTurn;
+      std::clamp<std::int64_t>(num_turns / (kFillingWarps * num_multiprocessors), 1, kMaxTurns) * kOfTurn;
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {
     std::int64_t const num_vectors = move.num_packed_rows * args.tensors[i].vectors_of_row;
     args.tensors[i].first_warp = args.num_warps;

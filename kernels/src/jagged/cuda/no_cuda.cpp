@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Definitions for builds without CUDA: every entry point refuses.
 
 #include "headway/kernels/jagged_moves.hpp"

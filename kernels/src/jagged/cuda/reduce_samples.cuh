@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Sums or means of jagged samples on a device, in two kernels.
@@ -63,15 +64,15 @@ struct ReduceSamplesArgs {
 };
 
 /// Work of a thread: a chunk or sample, and a column.
-struct ReducedPlace {
-  std::int64_t number;
+struct ChunkCoord {
+  std::int64_t index;
   std::uint32_t column;
 };
 template <class Vector>
-__device__ ReducedPlace reduced_place(ReduceSamplesArgs<Vector> const& args) {
+__device__ ChunkCoord chunk_coord(ReduceSamplesArgs<Vector> const& args) {
   std::int64_t const thread = std::int64_t{blockIdx.x} * (kWarp * kWarpsOfBlock) + threadIdx.x;
-  std::int64_t const number = thread / args.num_lanes;
-  return {number, static_cast<std::uint32_t>(thread - number * args.num_lanes)};
+  std::int64_t const index = thread / args.num_lanes;
+  return {index, static_cast<std::uint32_t>(thread - index * args.num_lanes)};
 }
 
 /// Sample that contains a step. All lanes call it with steps that are not before that of lane 0.
@@ -92,11 +93,11 @@ __device__ std::uint32_t sample_of_step(ReduceSamplesArgs<Vector> const& args, s
 template <class Vector>
 class ChunkSum {
  public:
-  __device__ ChunkSum(ReduceSamplesArgs<Vector> const& args, ReducedPlace const& place, std::uint32_t sample)
+  __device__ ChunkSum(ReduceSamplesArgs<Vector> const& args, ChunkCoord const& coord, std::uint32_t sample)
       : args_(args),
-        place_(place),
-        step_(place.number << args.chunk_bits),
-        end_(min((place.number + 1) << args.chunk_bits, args.num_steps())),
+        coord_(coord),
+        step_(coord.index << args.chunk_bits),
+        end_(min((coord.index + 1) << args.chunk_bits, args.num_steps())),
         sample_(sample),
         row_(step_ - sample),
         sample_begin_(args.offsets[sample]),
@@ -119,7 +120,7 @@ class ChunkSum {
     Vector values[kRowsInFlight];
 #pragma unroll
     for (std::int32_t i = 0; i < kRowsInFlight; ++i) {
-      if (i < num_rows) values[i] = args_.values[(row_ + i) * args_.vectors_of_row + place_.column];
+      if (i < num_rows) values[i] = args_.values[(row_ + i) * args_.vectors_of_row + coord_.column];
     }
 #pragma unroll
     for (std::int32_t i = 0; i < kRowsInFlight; ++i) {
@@ -135,7 +136,7 @@ class ChunkSum {
     if (is_head_) {
       keep(args_.heads);
     } else {
-      args_.store(sample_, sample_end_ - sample_begin_, place_.column, sum_);
+      args_.store(sample_, sample_end_ - sample_begin_, coord_.column, sum_);
     }
     ++sample_, ++step_;
     is_head_ = false;
@@ -147,11 +148,11 @@ class ChunkSum {
   }
 
   __device__ void keep(typename ReduceSamplesArgs<Vector>::Partial* partials) const {
-    partials[place_.number * args_.vectors_of_row + place_.column] = sum_;
+    partials[coord_.index * args_.vectors_of_row + coord_.column] = sum_;
   }
 
   ReduceSamplesArgs<Vector> const& args_;
-  ReducedPlace place_;
+  ChunkCoord coord_;
   std::int64_t step_, end_;
   std::uint32_t sample_;
   std::int64_t row_, sample_begin_, sample_end_;
@@ -163,10 +164,10 @@ class ChunkSum {
 template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     sum_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
-  auto const place = reduced_place(args);
-  std::uint32_t const sample = sample_of_step(args, place.number << args.chunk_bits);
-  if (place.number < args.num_chunks && place.column < args.vectors_of_row) {
-    ChunkSum<Vector>(args, place, sample).run();
+  auto const coord = chunk_coord(args);
+  std::uint32_t const sample = sample_of_step(args, coord.index << args.chunk_bits);
+  if (coord.index < args.num_chunks && coord.column < args.vectors_of_row) {
+    ChunkSum<Vector>(args, coord, sample).run();
   }
 }
 
@@ -174,9 +175,9 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
 template <class Vector>
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     join_chunks_kernel(__grid_constant__ ReduceSamplesArgs<Vector> const args) {
-  auto const [number, column] = reduced_place(args);
-  if (number >= args.num_samples || column >= args.vectors_of_row) return;
-  auto const sample = static_cast<std::uint32_t>(number);
+  auto const [index, column] = chunk_coord(args);
+  if (index >= args.num_samples || column >= args.vectors_of_row) return;
+  auto const sample = static_cast<std::uint32_t>(index);
   Range const rows{args.offsets[sample], args.offsets[sample + 1]};
   std::int64_t const first = args.chunk_of(rows.begin + sample), last = args.chunk_of(rows.end + sample);
   if (first == last) return;

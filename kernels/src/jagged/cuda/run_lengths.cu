@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Launch of run-length encoding; run_lengths.cuh explains it. run_of serves as output of the scan, so the scan needs
+// no array of its own.
+
 #include "jagged/cuda/launch.hpp"
 #include "jagged/cuda/run_lengths.cuh"
 
@@ -28,14 +33,14 @@ template <class Key>
 void count_begun_runs(RunLengths const& runs, void* scratch, std::size_t& scratch_bytes, CudaStream stream) {
   auto const begins = thrust::make_transform_iterator(thrust::counting_iterator<std::int64_t>(0),
                                                       BeginsRun<Key>{static_cast<Key const*>(runs.keys)});
-  check_cuda(cub::DeviceScan::InclusiveSum(scratch, scratch_bytes, begins, runs.run_of, runs.size, stream),
-             "cub::DeviceScan");
+  base::check_cuda(cub::DeviceScan::InclusiveSum(scratch, scratch_bytes, begins, runs.run_of, runs.size, stream),
+                   "cub::DeviceScan");
 }
 
 template <class Key>
 void find_async(RunLengths const& runs, void* scratch, std::int64_t scratch_bytes, CudaStream stream) {
   if (runs.size == 0) {
-    return check_cuda(cudaMemsetAsync(runs.num_runs, 0, sizeof(*runs.num_runs), stream), "cudaMemsetAsync");
+    return base::check_cuda(cudaMemsetAsync(runs.num_runs, 0, sizeof(*runs.num_runs), stream), "cudaMemsetAsync");
   }
   auto* const begins = static_cast<std::int64_t*>(scratch);
   auto scan_bytes = static_cast<std::size_t>(scratch_bytes - begins_bytes(runs));
@@ -43,9 +48,9 @@ void find_async(RunLengths const& runs, void* scratch, std::int64_t scratch_byte
   constexpr unsigned kThreads = kWarp * kWarpsOfBlock;
   unsigned const blocks = num_blocks(runs.size, kThreads);
   begin_runs_kernel<Key><<<blocks, kThreads, 0, stream>>>(runs, begins);
-  check_cuda(cudaGetLastError(), "begin_runs_kernel");
+  base::check_cuda(cudaGetLastError(), "begin_runs_kernel");
   measure_runs_kernel<Key><<<blocks, kThreads, 0, stream>>>(runs, begins);
-  check_cuda(cudaGetLastError(), "measure_runs_kernel");
+  base::check_cuda(cudaGetLastError(), "measure_runs_kernel");
 }
 
 }  // namespace

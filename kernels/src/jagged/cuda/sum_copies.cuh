@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Sums of copied rows on a device: the backward pass of copying jagged items.
@@ -10,13 +11,13 @@
 // Complexity: each copy is read once and each sum written once.
 
 #include "headway/kernels/jagged_sums.hpp"
-#include "jagged/copied_places.hpp"
+#include "jagged/copied_items.hpp"
 #include "jagged/cuda/element_vector.cuh"
 #include "jagged/cuda/warp_rows.cuh"
 
 namespace headway::kernels {
 
-inline constexpr std::uint32_t kMostSummedTensors = 64;
+inline constexpr std::uint32_t kMaxSummedTensors = 64;
 
 /// Tensor of a launch.
 struct SummedTensor {
@@ -30,7 +31,7 @@ struct SumCopiesArgs {
   CopiedItems items;
   std::uint32_t num_tensors;
   std::int64_t num_warps;
-  SummedTensor tensors[kMostSummedTensors] = {};
+  SummedTensor tensors[kMaxSummedTensors] = {};
 };
 
 inline constexpr std::uint32_t kSummedVectorsOfLane = 2;
@@ -70,9 +71,9 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 3)
     sum_copies_kernel(__grid_constant__ SumCopiesArgs const args) {
   std::int64_t const warp = std::int64_t{blockIdx.x} * kWarpsOfBlock + threadIdx.x / kWarp;
   if (warp >= args.num_warps) return;
-  std::uint32_t number = 0;
-  while (number + 1 < args.num_tensors && args.tensors[number + 1].first_warp <= warp) ++number;
-  SummedTensor const& tensor = args.tensors[number];
+  std::uint32_t tensor_index = 0;
+  while (tensor_index + 1 < args.num_tensors && args.tensors[tensor_index + 1].first_warp <= warp) ++tensor_index;
+  SummedTensor const& tensor = args.tensors[tensor_index];
   std::int64_t const own_warp = warp - tensor.first_warp;
   switch (tensor.rows.type) {
     case ElementType::kFloat64:
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfBlock, 3)
   }
 }
 
-/// Arguments of one launch for `tensors`, at most kMostSummedTensors.
+/// Arguments of one launch for `tensors`, at most kMaxSummedTensors.
 inline SumCopiesArgs sum_copies_args(CopiedItems const& items, std::span<CopiedRows const> tensors) {
   SumCopiesArgs args{.items = items, .num_tensors = static_cast<std::uint32_t>(tensors.size()), .num_warps = 0};
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {

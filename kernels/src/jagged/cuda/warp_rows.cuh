@@ -1,3 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Work of warps on jagged rows: a fixed number of vectors each, and searches for the segments that these belong to.
+//
+// Example: rows of 4 vectors, 2 vectors per lane. A warp has 64 vectors, that is 16 rows. With segments of 10, 0 and 30
+//  rows, warp 0 has rows 0 to 15: find_segment() gives segment 0 for its first row, find_last_segment() segment 2 for
+//  its last. Each lane then searches between these two only.
+//
+// Searches: a binary search would take log2(n) dependent loads. find_last() lets all 32 lanes probe at once and counts
+//  the hits by a ballot, so it takes log32(n) steps: 3 instead of 15 for 32,768 segments.
+
 #pragma once
 
 // Both nvcc and tests that run kernels on the CPU include this file, so it includes no CUDA header.

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rows in buffers of the arithmetic type, and pieces of rows for deterministic sums, for the layer functions on the
+// CPU.
+
 #pragma once
 
 #include "elements.hpp"

@@ -1,3 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Sums of columns over the partial results of blocks: the second stage of gradients that sum over rows (weight, bias).
+//
+// The first kernel leaves one partial sum per block and column. Adding them by atomics would make the order, and so
+// the rounding, depend on timing. Here a block of threads has 32 columns; 32 groups of threads take every 32nd
+// partial, and the groups' sums are added in order.
+//
+// Example: 264 partials. Group 0 adds partials 0, 32, 64, ..., 256 (nine of them), group 8 adds 8, 40, ..., 232
+// (eight). Neighbouring lanes read neighbouring columns, so each read of a warp is one line of 128 bytes for float32.
+// Complexity: partials / 32 additions per thread, then 31 by one warp.
+
 #pragma once
 
 #include "cuda/device.cuh"

@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Elements in packs of 16 bytes, the widest access of a thread: 8 elements of 16 bits, 4 floats, 2 doubles. Rows that
+// are not aligned to 16 bytes use packs of one element in the same kernels.
+
 #pragma once
 
 #include "cuda/element.cuh"
@@ -10,11 +15,13 @@
 
 namespace headway::kernels {
 
-/// Neighbouring elements that are loaded and stored together: 16 bytes of them, or a single one.
+/// Neighbouring elements that are loaded and stored together: 16 bytes of them, or a single one. Example: a pack of
+/// bfloat16 has 8 elements in a uint4. read() unpacks them to 8 floats, of() rounds 8 floats back.
 template <class Element, int kSize>
 struct ElementPack {
   using Values = Real<Element>[kSize];
   using Bits = std::conditional_t<kSize == 1, Element, uint4>;
+  /// 16-bit elements are converted two at a time, from one word of 32 bits.
   static constexpr bool kIsPairs = kSize > 1 && sizeof(Element) == 2;
 
   Bits bits;

@@ -1,4 +1,8 @@
-#include "cuda/cuda_check.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Launch of the forward pass of gated normalisation; the kernel is in gated_norm.cuh.
+
+#include "headway/base/cuda_check.hpp"
 #include "layer/cuda/gated_norm.cuh"
 #include "layer/expect_arguments.hpp"
 
@@ -11,7 +15,7 @@ void gated_norm_async(GatedNorm const& args, void* out, void* statistics, CudaSt
     auto const num_blocks = static_cast<unsigned>((args.num_rows + Shape::kRows - 1) / Shape::kRows);
     gated_norm_kernel<Shape><<<num_blocks, kNormThreads, 0, stream>>>(gated_norm_params<Shape>(args, out, statistics));
   });
-  check(cudaGetLastError(), "gated_norm_kernel");
+  base::check_cuda(cudaGetLastError(), "gated_norm_kernel");
 }
 
 }  // namespace headway::kernels

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Gated normalisation on a device, forward (GatedNorm).
@@ -26,7 +27,8 @@ struct GatedNormParams {
   typename Shape::Number* statistics;
 };
 
-/// Kernel: one row per warp or block of threads.
+/// Kernel: one row per warp or block of threads. The return for rows beyond the end is safe before the sums: all
+/// threads of a row have the same row index, and a block that shares one row returns as a whole.
 template <class Shape>
 __global__ void __launch_bounds__(kNormThreads) gated_norm_kernel(__grid_constant__ GatedNormParams<Shape> const args) {
   using Number = typename Shape::Number;

@@ -1,4 +1,9 @@
-#include "cuda/cuda_check.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Launches of the backward pass of gated normalisation: all rows (gated_norm_backward.cuh), then sums over blocks
+// (column_sums.cuh). The grid is only as large as the device runs at once, since each block leaves partial sums.
+
+#include "headway/base/cuda_check.hpp"
 #include "layer/cuda/add_column_sums.cuh"
 #include "layer/cuda/gated_norm_backward.cuh"
 #include "layer/expect_arguments.hpp"
@@ -7,10 +12,11 @@ namespace headway::kernels {
 
 namespace {
 
-/// Number of blocks that the device runs at the same time, or fewer if rows are few.
+/// Number of blocks that the device runs at the same time, or fewer if rows are few. The kernel is compiled for at most
+/// two blocks on a multiprocessor at a time (its launch bounds).
 template <class Shape>
 std::int64_t num_blocks(std::int64_t num_rows) {
-  std::int64_t const most = 2 * device_attribute(cudaDevAttrMultiProcessorCount);
+  std::int64_t const most = 2 * base::device_attribute(cudaDevAttrMultiProcessorCount);
   return std::min<std::int64_t>((num_rows + Shape::kRows - 1) / Shape::kRows, most);
 }
 
@@ -45,7 +51,7 @@ void gated_norm_backward_async(GatedNormBackward const& args, void* scratch, Cud
     std::int64_t const blocks = num_blocks<Shape>(args.forward.num_rows);
     if (blocks > 0) {
       gated_norm_backward_kernel<Shape><<<static_cast<unsigned>(blocks), kNormThreads, 0, stream>>>(params);
-      check(cudaGetLastError(), "gated_norm_backward_kernel");
+      base::check_cuda(cudaGetLastError(), "gated_norm_backward_kernel");
     }
     if (args.grad_weight == nullptr && args.grad_bias == nullptr) return;
     auto const* const partials = static_cast<Number const*>(scratch);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Gated normalisation on a device, backward.
@@ -201,6 +202,8 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
 
     Shape::for_each_pack(num_columns, [&](int i, int pack) {
       Values bias, grad_x, other;
+      // The gate's gradient needs n = c * weight + bias. For kGateThenNorm the gate acts before the norm, so it does
+      // not.
       if constexpr (Shape::kHasGate && kForm != GateForm::kGateThenNorm) params.bias.read_or(0, pack, bias);
       BackwardPack<Shape> const at(of, i, pack);
 #pragma unroll

@@ -1,4 +1,7 @@
-// Definitions for builds without CUDA: every entry point refuses.
+// SPDX-License-Identifier: Apache-2.0
+
+// Definitions for builds without CUDA: every entry point refuses. So the torch operators link in any build, and a
+// CUDA tensor gets an error that says what is missing.
 
 #include "headway/kernels/gated_norm.hpp"
 #include "headway/kernels/silu_split.hpp"

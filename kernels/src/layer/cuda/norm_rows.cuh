@@ -1,3 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Rows in registers, for both passes of gated normalisation: how threads share a row, and which packs each one keeps.
+//
+// Example: float32, 1,024 columns: 256 packs of 4 floats. More than 128 packs are too many for a warp with 4 packs
+// per lane, so the 256 threads of a block share the row and have one pack each. With 100 columns, 25 packs fit a
+// warp.
+//
+// Choice by the number of 16-byte packs: up to 64, a warp with 2 packs per lane; up to 128, a warp with 4; up to
+// 1,024, a block with 4 per thread; beyond, a block that reads the row again for each pass. Rows that are not aligned
+// take packs of one element.
+//
+// Invariants: a row's sum is the same in all its threads, bit by bit: a butterfly of shuffles within each warp, then
+// the warps' sums in order.
+
 #pragma once
 
 #include "headway/kernels/gated_norm.hpp"
@@ -47,6 +62,7 @@ struct NormShape {
     for (int bits = kWarpThreads / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
     if constexpr (kThreads > kWarpThreads) {
       constexpr int kWarps = kThreads / kWarpThreads;
+      // The first barrier keeps a second call from overwriting sums that a slow warp still reads.
       __shared__ Number of_warps[kWarps];
       __syncthreads();
       if (threadIdx.x % kWarpThreads == 0) of_warps[threadIdx.x / kWarpThreads] = value;
@@ -65,9 +81,9 @@ struct RowPacks {
   typename Shape::Element const* row = nullptr;
   typename Shape::Pack kept[Shape::kPacks > 0 ? Shape::kPacks : 1];
 
-  __device__ void load(StridedRows<typename Shape::Element const*> const& rows, std::int64_t number,
+  __device__ void load(StridedRows<typename Shape::Element const*> const& rows, std::int64_t row_index,
                        std::int64_t first_column, std::int64_t num_columns) {
-    row = rows.data + number * rows.stride + first_column;
+    row = rows.data + row_index * rows.stride + first_column;
     if constexpr (Shape::kPacks > 0) {
       Shape::for_each_pack(num_columns,
                            [&](int i, int pack) { kept[i] = Shape::Pack::load(row + pack * Shape::kSize); });

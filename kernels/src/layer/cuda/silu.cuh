@@ -1,3 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// SiLU in kernels of layers. For 16-bit elements the fast exp and division are exact enough: their error is far below
+// the rounding of the result. A bfloat16 has 8 bits of precision.
+
 #pragma once
 
 #include "elements.hpp"

@@ -1,4 +1,8 @@
-#include "cuda/cuda_check.hpp"
+// SPDX-License-Identifier: Apache-2.0
+
+// Launches of the SiLU split; silu_split.cuh has the kernels.
+
+#include "headway/base/cuda_check.hpp"
 #include "layer/cuda/add_column_sums.cuh"
 #include "layer/cuda/silu_split.cuh"
 #include "layer/expect_arguments.hpp"
@@ -10,7 +14,7 @@ namespace {
 SplitGrid grid_of(std::int64_t num_rows, std::int64_t num_columns, int pack_size) {
   // The grid has as many blocks as the device runs at the same time.
   return {num_rows, num_columns, pack_size,
-          kSplitBlocks * std::int64_t{device_attribute(cudaDevAttrMultiProcessorCount)}};
+          kSplitBlocks * std::int64_t{base::device_attribute(cudaDevAttrMultiProcessorCount)}};
 }
 
 }  // namespace
@@ -24,7 +28,7 @@ void silu_split_async(SiluSplit const& args, CudaStream stream) {
     silu_split_kernel<Element, kSize>
         <<<dim3(grid.columns, grid.rows), kSplitWarps * kWarpThreads, 0, stream>>>(silu_split_params<Element>(args));
   });
-  check(cudaGetLastError(), "silu_split_kernel");
+  base::check_cuda(cudaGetLastError(), "silu_split_kernel");
 }
 
 std::int64_t silu_split_backward_scratch_bytes(SiluSplitBackward const& args) {
@@ -46,7 +50,7 @@ void silu_split_backward_async(SiluSplitBackward const& args, void* scratch, Cud
     auto const params = silu_split_backward_params<Element>(args, scratch);
     silu_split_backward_kernel<Element, kSize>
         <<<dim3(grid.columns, grid.rows), kSplitWarps * kWarpThreads, 0, stream>>>(params);
-    check(cudaGetLastError(), "silu_split_backward_kernel");
+    base::check_cuda(cudaGetLastError(), "silu_split_backward_kernel");
     add_column_sums<Real<Element>, Real<Element>>({.partials = params.partials,
                                                    .num_partials = grid.rows,
                                                    .partial_stride = num_columns,

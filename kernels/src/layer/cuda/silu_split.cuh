@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // SiLU split on a device: splits the columns of rows into parts and applies SiLU to some of them; backward, it joins
@@ -32,7 +33,7 @@ struct SplitParts {
     std::int64_t stride, first_column;
     bool is_activated;
   };
-  Part parts[kMostSplitParts];
+  Part parts[kMaxSplitParts];
   int num_parts;
   std::int64_t num_columns;
 
@@ -53,7 +54,7 @@ struct SplitParts {
   [[nodiscard]] __device__ Part part_of(std::int64_t column) const {
     Part found = parts[0];
 #pragma unroll
-    for (int i = 1; i < static_cast<int>(kMostSplitParts); ++i) {
+    for (int i = 1; i < static_cast<int>(kMaxSplitParts); ++i) {
       if (i < num_parts && parts[i].first_column <= column) found = parts[i];
     }
     return found;
@@ -63,7 +64,7 @@ struct SplitParts {
 /// Columns and rows of a thread. A warp has 32 packs of columns (blockIdx.x) and goes down the rows in steps of the
 /// grid (blockIdx.y).
 template <class Element, int kSize>
-struct SplitPlace {
+struct SplitCoord {
   using Pack = ElementPack<Element, kSize>;
   using Values = typename Pack::Values;
 
@@ -84,29 +85,29 @@ struct SiluSplitParams {
 template <class Element, int kSize>
 __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_kernel(__grid_constant__ SiluSplitParams<Element> const args) {
-  using Place = SplitPlace<Element, kSize>;
-  Place const place;
-  if (place.column >= args.parts.num_columns) return;
-  auto const part = args.parts.part_of(place.column);
-  Element const* const x = args.x.data + place.column;
-  Element* const out = part.data + (place.column - part.first_column);
-  for (std::int64_t row = place.first_row; row < args.num_rows; row += kRowsTogether * place.step) {
-    typename Place::Pack packs[kRowsTogether];
+  using Coord = SplitCoord<Element, kSize>;
+  Coord const coord;
+  if (coord.column >= args.parts.num_columns) return;
+  auto const part = args.parts.part_of(coord.column);
+  Element const* const x = args.x.data + coord.column;
+  Element* const out = part.data + (coord.column - part.first_column);
+  for (std::int64_t row = coord.first_row; row < args.num_rows; row += kRowsTogether * coord.step) {
+    typename Coord::Pack packs[kRowsTogether];
 #pragma unroll
     for (int i = 0; i < kRowsTogether; ++i) {
-      std::int64_t const each = row + i * place.step;
-      if (each < args.num_rows) packs[i] = Place::Pack::load(x + each * args.x.stride);
+      std::int64_t const each = row + i * coord.step;
+      if (each < args.num_rows) packs[i] = Coord::Pack::load(x + each * args.x.stride);
     }
 #pragma unroll
     for (int i = 0; i < kRowsTogether; ++i) {
-      std::int64_t const each = row + i * place.step;
+      std::int64_t const each = row + i * coord.step;
       if (each >= args.num_rows) break;
       if (part.is_activated) {
-        typename Place::Values values;
+        typename Coord::Values values;
         packs[i].read(values);
 #pragma unroll
         for (auto& value : values) value = Silu<Element>(value).value();
-        packs[i] = Place::Pack::of(values);
+        packs[i] = Coord::Pack::of(values);
       }
       packs[i].store(out + each * part.stride);
     }
@@ -127,37 +128,37 @@ struct SiluSplitBackwardParams {
 template <class Element, int kSize>
 __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
     silu_split_backward_kernel(__grid_constant__ SiluSplitBackwardParams<Element> const args) {
-  using Place = SplitPlace<Element, kSize>;
-  using Pack = typename Place::Pack;
-  Place const place;
+  using Coord = SplitCoord<Element, kSize>;
+  using Pack = typename Coord::Pack;
+  Coord const coord;
   std::int64_t const num_columns = args.grads.num_columns;
-  typename Place::Values sums = {};
-  if (place.column < num_columns) {
-    auto const part = args.grads.part_of(place.column);
-    Element const* const x = args.x.data + place.column;
-    Element const* const grad = part.data + (place.column - part.first_column);
-    for (std::int64_t row = place.first_row; row < args.num_rows; row += kRowsTogether * place.step) {
+  typename Coord::Values sums = {};
+  if (coord.column < num_columns) {
+    auto const part = args.grads.part_of(coord.column);
+    Element const* const x = args.x.data + coord.column;
+    Element const* const grad = part.data + (coord.column - part.first_column);
+    for (std::int64_t row = coord.first_row; row < args.num_rows; row += kRowsTogether * coord.step) {
       Pack grads[kRowsTogether], inputs[kRowsTogether];
 #pragma unroll
       for (int i = 0; i < kRowsTogether; ++i) {
-        std::int64_t const each = row + i * place.step;
+        std::int64_t const each = row + i * coord.step;
         if (each < args.num_rows) grads[i] = Pack::load(grad + each * part.stride);
         if (each < args.num_rows && part.is_activated) inputs[i] = Pack::load(x + each * args.x.stride);
       }
 #pragma unroll
       for (int i = 0; i < kRowsTogether; ++i) {
-        std::int64_t const each = row + i * place.step;
+        std::int64_t const each = row + i * coord.step;
         if (each >= args.num_rows) break;
-        typename Place::Values values;
+        typename Coord::Values values;
         grads[i].read(values);
         if (part.is_activated) {
-          typename Place::Values before;
+          typename Coord::Values before;
           inputs[i].read(before);
 #pragma unroll
           for (int j = 0; j < kSize; ++j) values[j] *= Silu<Element>(before[j]).slope();
           grads[i] = Pack::of(values);
         }
-        grads[i].store(args.grad_x + each * num_columns + place.column);
+        grads[i].store(args.grad_x + each * num_columns + coord.column);
 #pragma unroll
         for (int j = 0; j < kSize; ++j) sums[j] += values[j];
       }
@@ -180,17 +181,17 @@ __global__ void __launch_bounds__(kSplitWarps* kWarpThreads, kSplitBlocks)
   }
 }
 
-/// Grid of a launch: tiles of columns (x) and blocks of rows (y), about `most_blocks` in all.
+/// Grid of a launch: tiles of columns (x) and blocks of rows (y), about `max_blocks` in all.
 struct SplitGrid {
   unsigned columns, rows;
 
-  SplitGrid(std::int64_t num_rows, std::int64_t num_columns, int pack_size, std::int64_t most_blocks) {
+  SplitGrid(std::int64_t num_rows, std::int64_t num_columns, int pack_size, std::int64_t max_blocks) {
     std::int64_t const columns_of_block = std::int64_t{kWarpThreads} * pack_size;
     std::int64_t const num_tiles = (num_columns + columns_of_block - 1) / columns_of_block;
-    std::int64_t const most_rows = (num_rows + kSplitWarps - 1) / kSplitWarps;
+    std::int64_t const max_rows = (num_rows + kSplitWarps - 1) / kSplitWarps;
     columns = static_cast<unsigned>(num_tiles);
-    rows = static_cast<unsigned>(std::clamp<std::int64_t>(most_blocks / std::max<std::int64_t>(num_tiles, 1), 1,
-                                                          std::max<std::int64_t>(most_rows, 1)));
+    rows = static_cast<unsigned>(std::clamp<std::int64_t>(max_blocks / std::max<std::int64_t>(num_tiles, 1), 1,
+                                                          std::max<std::int64_t>(max_rows, 1)));
   }
 };
 

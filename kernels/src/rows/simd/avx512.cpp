@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "rows/instruction_sets.hpp"
 #include "rows/simd/vector_functions.hpp"
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Vector functions for embedding rows and row optimizers (VectorKernels), compiled per instruction set.
 //
 // Idea: loops over columns use vectors of 16 floats; the compiler splits them into as many registers as the instruction

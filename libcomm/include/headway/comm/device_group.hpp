@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/comm/group.hpp"
@@ -34,7 +35,7 @@ struct DeviceStats {
   /// Copies inside a device, which run on its multiprocessors: out of slots, of blocks to the own rank, and to peers on
   /// the same device.
   std::uint64_t local_copies = 0, local_copy_bytes = 0;
-  std::uint64_t landing_bytes = 0;  ///< Device memory reserved for what peers send.
+  std::uint64_t receive_buffer_bytes = 0;  ///< Device memory reserved for what peers send.
   /// Memory of peers (allocate_device_memory()) that this rank has mapped and may write to.
   std::uint64_t mapped_bytes = 0;
 };
@@ -73,7 +74,7 @@ class DeviceSlots {
   virtual ~DeviceSlots() = default;
   /// A leased slot.
   struct Slot {
-    std::uint64_t number;         ///< Number of the operation that uses the slot.
+    std::uint64_t seq;            ///< Number of the operation that uses the slot.
     std::span<std::byte> memory;  ///< (size * block_bytes), device. The caller itself fills the block of its own rank.
   };
   /// Leases the next slot. `stream` waits for the end of the slot's previous lease.
@@ -82,11 +83,11 @@ class DeviceSlots {
   [[nodiscard]] virtual Slot take(DeviceStream stream) = 0;
   /// Sends sends[r] to every other rank r, and receives received_bytes[r] bytes of it into the slot. Ignores entry
   /// rank() of both. Slots are exchanged in the order of take().
-  virtual DeviceOperationPtr all_to_all_v(std::uint64_t number, std::span<std::span<std::byte const> const> sends,
+  virtual DeviceOperationPtr all_to_all_v(std::uint64_t seq, std::span<std::span<std::byte const> const> sends,
                                           std::span<std::size_t const> received_bytes, DataType type,
                                           DeviceCall const& call) = 0;
   /// Ends the lease. The slot becomes free after all work enqueued on `streams` so far.
-  virtual void release(std::uint64_t number, std::span<DeviceStream const> streams) = 0;
+  virtual void release(std::uint64_t seq, std::span<DeviceStream const> streams) = 0;
 };
 
 /// Exchanges of CUDA device memory, ordered by streams. A call enqueues copies by copy engines, and memory words that
@@ -102,7 +103,8 @@ class DeviceGroup {
  public:
   /// Makes the device group of `group`, at most one per group. `group` must outlive it. The process must have
   /// initialised CUDA.
-  /// @throws UsageError, or SystemError naming the CUDA call that was refused.
+  /// @throws UsageError if an option is out of its range, or the build has no CUDA.
+  /// @throws SystemError naming the CUDA call that was refused.
   static std::unique_ptr<DeviceGroup> make(Group& group, DeviceOptions const& options);
   /// Waits until the device has finished all operations, or they have failed.
   virtual ~DeviceGroup() = default;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@ namespace headway::comm {
 /// or collective before the sender's, blocks above 64 KiB are copied by the sender directly into an output there: no
 /// copy inside the receiving device. Free it with free_device_memory(). It is meant for allocators, which take large
 /// segments. Thread-safe.
-/// @throws UsageError if this process does not use CUDA or the build has no CUDA; SystemError.
+/// @throws UsageError if this process does not use CUDA or the build has no CUDA.
+/// @throws SystemError if the driver refuses a call.
 /// @returns null if the device is out of memory.
 [[nodiscard]] void* allocate_device_memory(int ordinal, std::size_t num_bytes);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "headway/comm/status.hpp"
@@ -32,21 +33,21 @@ inline constexpr std::size_t kHeaderBytes = 64;
 /// Largest header of a put.
 inline constexpr std::size_t kMaxHeaderBytes = 48;
 
-/// Number of a memory segment of a rank. Segment 0 is the landing segment (the receive buffer), made when the endpoint
-/// connects; other segments are exposed user memory.
-using SegmentId = std::uint32_t;
-inline constexpr SegmentId kLandingSegment = 0;
+/// Number of a window of a rank. Window 0 is the receive buffer, made when the endpoint
+/// connects; other windows are user memory.
+using WindowId = std::uint32_t;
+inline constexpr WindowId kReceiveBuffer = 0;
 
-/// Destination of a put: `offset` bytes into `segment` of rank `peer`. In the landing segment the offset is a multiple
+/// Destination of a put: `offset` bytes into `window` of rank `peer`. In the receive buffer the offset is a multiple
 /// of 64.
 struct Destination {
   int peer = 0;
-  SegmentId segment = kLandingSegment;
+  WindowId window = kReceiveBuffer;
   std::uint64_t offset = 0;
 };
 
-/// Largest text of send_notice().
-inline constexpr std::size_t kMaxNoticeBytes = 4096;
+/// Largest text of send_oob().
+inline constexpr std::size_t kMaxOobBytes = 4096;
 
 /// Receives the findings of poll(). Its methods run under the caller's lock and must not call poll() of that endpoint.
 class ArrivalSink {
@@ -54,21 +55,21 @@ class ArrivalSink {
   virtual ~ArrivalSink() = default;
   /// All bytes of `source` that belong to `tag` are in place. Calls may repeat and may come in any order.
   virtual void arrived(int source, Tag tag) = 0;
-  /// `peer` sent `text` with send_notice().
-  virtual void notice(int peer, std::string_view text) = 0;
+  /// `peer` sent `text` with send_oob().
+  virtual void on_oob(int peer, std::string_view text) = 0;
   /// Nothing more will arrive from `peer`. Called once per peer.
   virtual void lost(int peer, std::string_view reason) = 0;
 };
 
 /// Capabilities of an endpoint towards one peer, besides put().
 struct PeerTraits {
-  std::string_view engine;       ///< "inproc", "shm", "tcp", ...
-  bool can_get = false;          ///< get() can read that peer's user memory, and claim() works between the two.
-  bool can_put_exposed = false;  ///< put() may write to a segment that the peer exposed.
-  bool copies_at_put = false;    ///< put() no longer needs its payload when it returns: flushed() equals put_count().
+  std::string_view transport;      ///< "inproc", "shm", "tcp", ...
+  bool can_get = false;            ///< get() can read that peer's user memory, and claim() works between the two.
+  bool can_put_to_window = false;  ///< put() may write to a window that the peer opened.
+  bool copies_at_put = false;      ///< put() no longer needs its payload when it returns: flushed() equals put_count().
   std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put, in bytes.
-  std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for an exposed segment are cut into puts of this size.
-  std::size_t worth_exposing_bytes = 0;  ///< Smaller memory costs more to expose than it saves, unless of allocate().
+  std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for a window are cut into puts of this size.
+  std::size_t min_window_bytes = 0;      ///< Smaller memory costs more to register than it saves, unless of allocate().
 
   static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 };
@@ -81,7 +82,7 @@ struct HostShare {
 
 /// One rank's connection to all ranks of a group: the interface that every transport implements.
 ///
-/// A put copies bytes into the peer's receive buffer, which the library owns, or into a segment that the peer exposed;
+/// A put copies bytes into the peer's receive buffer, which the library owns, or into a window that the peer opened;
 /// then it makes a tag visible there. Two puts may become visible in any order, even to one peer. Calls on one endpoint
 /// must not overlap, except sleep() and wake(). Only sleep() blocks.
 class Endpoint {
@@ -95,17 +96,17 @@ class Endpoint {
   [[nodiscard]] virtual int size() const = 0;
   [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
 
-  /// This rank's landing segment: the receive buffer for puts of peers. 64-byte aligned, owned by the library, zero at
+  /// This rank's receive buffer: puts of peers arrive in it. 64-byte aligned, owned by the library, zero at
   /// first.
-  [[nodiscard]] virtual std::span<std::byte> landing() = 0;
+  [[nodiscard]] virtual std::span<std::byte> receive_buffer() = 0;
 
   /// Starts copying `header` (at most kMaxHeaderBytes) to `destination` and `payload` to kHeaderBytes after it, then
-  /// makes `tag` visible there. In an exposed segment only the payload is written, at `destination.offset` itself.
+  /// makes `tag` visible there. In a window only the payload is written, at `destination.offset` itself.
   /// `header` is copied before the call returns. `payload` belongs to the library until flushed(peer) reaches the value
   /// of put_count(peer) after this call. The put may stay unsent until submit().
   /// @returns kWouldBlock, with no effect, if no credit is left.
-  /// @throws UsageError if `destination.peer` is not another rank, or if the range leaves the peer's landing segment.
-  /// If landing segments were made with one part per source, the range must lie in this rank's part.
+  /// @throws UsageError if `destination.peer` is not another rank, or if the range leaves the peer's receive buffer.
+  /// If receive buffers were made with one part per source, the range must lie in this rank's part.
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 
@@ -121,14 +122,14 @@ class Endpoint {
   [[nodiscard]] virtual std::uint64_t put_count(int peer) const = 0;
   [[nodiscard]] virtual std::uint64_t flushed(int peer) const = 0;
 
-  /// Reports arrivals, notices and losses to `sink`. @returns whether it found anything or made progress.
+  /// Reports arrivals, OOB messages and losses to `sink`. @returns whether it found anything or made progress.
   virtual bool poll(ArrivalSink& sink) = 0;
 
   /// Reads `local.size()` bytes at `address` in the peer's process. Requires traits(peer).can_get.
   /// @returns kPeerLost with a message if the peer's memory cannot be read; kAborted if the peer called retract().
   virtual Status get(int peer, std::uint64_t address, std::span<std::byte> local) = 0;
 
-  /// Sets the 64-bit word at `offset` in the landing segment of rank `owner` to `value` if the word is smaller. So of
+  /// Sets the 64-bit word at `offset` in the receive buffer of rank `owner` to `value` if the word is smaller. So of
   /// several callers with one value, only the first succeeds. The word starts at 0. `owner` is a peer with can_get, or
   /// this rank.
   /// @returns whether this call set the word.
@@ -138,19 +139,19 @@ class Endpoint {
   /// Puts that were not sent yet may never arrive.
   virtual void retract() noexcept = 0;
 
-  /// Lets `peer` put into `memory`, as segment number `segment` (not 0), until withdraw(). Requires
-  /// traits(peer).can_put_exposed. The peer may begin when it receives a later put of this rank that tells it so. After
-  /// withdraw() returns, nothing is written to `memory`, whatever the peer does. Memory from allocate() is the
-  /// exception: it may stay registered until retract(), and there the peer must keep to the protocol.
-  /// @returns false, with no effect, if the memory cannot be exposed now. The payload must then go another way.
-  virtual bool expose(int peer, SegmentId segment, std::span<std::byte> memory) = 0;
-  virtual void withdraw(int peer, SegmentId segment) = 0;
+  /// Lets `peer` put into `memory`, as window number `window` (not 0), until close_window(). Requires
+  /// traits(peer).can_put_to_window. The peer may begin when it receives a later put of this rank that tells it so.
+  /// After close_window() returns, nothing is written to `memory`, whatever the peer does. Memory from allocate() is
+  /// the exception: it may stay registered until retract(), and there the peer must keep to the protocol.
+  /// @returns false, with no effect, if the memory cannot be registered now. The payload must then go another way.
+  virtual bool open_window(int peer, WindowId window, std::span<std::byte> memory) = 0;
+  virtual void close_window(int peer, WindowId window) = 0;
 
-  /// Sends a text of at most kMaxNoticeBytes out of band, for instance an error report. Best effort.
-  virtual void send_notice(int peer, std::string_view text) noexcept = 0;
+  /// Sends a text of at most kMaxOobBytes out of band, for instance an error report. Best effort.
+  virtual void send_oob(int peer, std::string_view text) noexcept = 0;
 
   /// Do broken connections show only when something is sent? Then keep_alive() must be called about once a second, so
-  /// that a rank without pending work notices.
+  /// that a rank without pending work also notices lost peers.
   [[nodiscard]] virtual bool wants_keep_alive() const { return false; }
   virtual void keep_alive() {}
 
@@ -165,14 +166,14 @@ class Endpoint {
   /// Wakes all threads that are in sleep(). Thread-safe.
   virtual void wake() noexcept = 0;
 
-  /// Descriptor for epoll: readable when a peer was lost, a notice came, or socket input waits. -1: none.
-  [[nodiscard]] virtual int lifeline_fd() const = 0;
-  /// Like lifeline_fd(), but also readable when a put arrives after arm(), until sleep() consumes that wake-up.
+  /// Descriptor for epoll: readable when a peer was lost, an OOB message came, or socket input waits. -1: none.
+  [[nodiscard]] virtual int control_fd() const = 0;
+  /// Like control_fd(), but also readable when a put arrives after arm(), until sleep() consumes that wake-up.
   [[nodiscard]] virtual int activity_fd() const = 0;
   /// Number of ranks on this host, this one included, and of the cores they may use together.
   [[nodiscard]] virtual HostShare host_share() const = 0;
   /// Must this rank poll so that puts of other ranks reach its memory? True for tcp.
-  [[nodiscard]] virtual bool lands_by_polling() const = 0;
+  [[nodiscard]] virtual bool receives_by_polling() const = 0;
 };
 
 }  // namespace headway::comm

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -12,8 +13,8 @@ using DataType = std::uint16_t;
 
 /// Progress of an operation on this rank.
 enum class FlightState {
-  kQueued,  ///< Started, but some of its messages were not posted yet: the lag bound or missing credit holds them back.
-  kPosted,  ///< All messages of this rank are posted.
+  kQueued,     ///< Started, but some of its messages were not posted yet: max_lag or missing credit holds them back.
+  kPosted,     ///< All messages of this rank are posted.
   kCompleted,  ///< Completed without an error.
   kFailed,     ///< Still pending when the group failed.
 };
@@ -26,7 +27,7 @@ struct FlightRecord {
   /// Sequence number from 0, the same on all ranks. Separate sequences number the all-to-alls of each channel, all
   /// other collectives together, the sends to each peer, and the receives from each peer. Operations on host memory and
   /// on CUDA devices are numbered separately. Receives from any rank are numbered on this rank only.
-  std::uint64_t number;
+  std::uint64_t seq;
   int channel;  ///< Channel of an all-to-all; -1 for other operations. Device slots use channels above the group's own.
   int device;   ///< CUDA device ordinal in this process; -1: host memory.
   int peer;     ///< Root of a rooted collective, or the other rank of a message; else -1.

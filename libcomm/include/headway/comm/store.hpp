@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <chrono>
@@ -35,6 +36,8 @@ class MemoryStore final : public Store {
 };
 
 /// Store in a directory that all ranks share. It must be empty or absent when a job starts.
+/// A value is visible as a whole or not at all, also on network file systems: it is written under another name, then
+/// renamed. get() polls, since such file systems announce no changes: after 1 ms at first, then every 50 ms.
 class FileStore final : public Store {
  public:
   explicit FileStore(std::filesystem::path directory);

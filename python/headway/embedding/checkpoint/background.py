@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs calls in a background thread, a few of them ahead of the consumer."""
 
 from __future__ import annotations

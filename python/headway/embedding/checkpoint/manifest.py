@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of a checkpoint: merged tables, blocks and their positions."""
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ class Manifest:
             raise CheckpointError(f"{path} is not the manifest of a checkpoint: {error}") from error
 
 
-def describe(group: MergedTable, table: Table) -> dict[str, Any]:
+def describe(merged: MergedTable, table: Table) -> dict[str, Any]:
     """Returns the entry of a merged table in ``Manifest.groups``.
 
     ``dim`` and ``state_size`` are the floats per row of the embedding and of the optimizer state.
     """
     return {
-        "tables": [each.name for each in group.tables],
+        "tables": [each.name for each in merged.tables],
         "dim": table.dim,
         "state_size": table.state_size,
-        "optimizer": type(group.config.optimizer).__name__,
+        "optimizer": type(merged.config.optimizer).__name__,
     }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Broadcast and gather of Python values. Without a group there is one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading: each rank reads the records that it owns."""
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from headway.embedding.checkpoint.background import in_background
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
 from headway.embedding.config import NoOptimizer, initial_state_of
-from headway.embedding.keys import owned_by, part_of
-from headway.embedding.merging import MergedTable, group_of_tables, keep_within_limit, table_numbers
+from headway.embedding.keys import owned_by, select_keys
+from headway.embedding.merging import MergedTable, keep_within_limit, merged_table_indices, table_ids_of
 
 
 def load(
     folder: Path,
-    groups: Sequence[MergedTable],
+    merged_tables: Sequence[MergedTable],
     tables: Sequence[Table],
     *,
     process_group: dist.ProcessGroup | None,
@@ -35,10 +36,10 @@ def load(
 
     Args:
         folder: folder that ``save()`` wrote.
-        groups: the merged tables of the collection.
+        merged_tables: the merged tables of the collection.
         tables: an empty table for each merged table.
         process_group: the ranks that share the tables; None: this rank alone.
-        strict: require the checkpoint to have exactly the tables of ``groups``.
+        strict: require the checkpoint to have exactly the tables of ``merged_tables``.
         embeddings_only: start with new optimizer states; the checkpoint may then have another optimizer.
     Returns:
         the step of the checkpoint, and the names of its tables.
@@ -59,7 +60,7 @@ def load(
             _read_all(
                 folder,
                 manifest,
-                groups,
+                merged_tables,
                 tables,
                 rank=rank,
                 num_ranks=num_ranks,
@@ -77,7 +78,7 @@ def load(
 def _read_all(
     folder: Path,
     manifest: Manifest,
-    groups: Sequence[MergedTable],
+    merged_tables: Sequence[MergedTable],
     tables: Sequence[Table],
     *,
     rank: int,
@@ -85,8 +86,8 @@ def _read_all(
     strict: bool,
     embeddings_only: bool = False,
 ) -> None:
-    _expect_fitting(folder, manifest, groups, tables, strict=strict, embeddings_only=embeddings_only)
-    group_of = group_of_tables(groups)
+    _expect_fitting(folder, manifest, merged_tables, tables, strict=strict, embeddings_only=embeddings_only)
+    index_of = merged_table_indices(merged_tables)
     first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
     same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
     wanted = [
@@ -102,17 +103,17 @@ def _read_all(
     wanted.sort(key=lambda block: block.pending)
     with ThreadPoolExecutor(1) as reader:
         for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
-            for group, part in _by_group(records, manifest.groups[block.group]["tables"], group_of):
-                initial_state = initial_state_of(groups[group].config.optimizer) if embeddings_only else None
-                _import(part, tables[group], initial_state, pending=block.pending)
-    for merged, table in zip(groups, tables, strict=True):
+            for index, of_table in _by_merged_table(records, manifest.groups[block.group]["tables"], index_of):
+                initial_state = initial_state_of(merged_tables[index].config.optimizer) if embeddings_only else None
+                _import(of_table, tables[index], initial_state, pending=block.pending)
+    for merged, table in zip(merged_tables, tables, strict=True):
         keep_within_limit([each.name for each in merged.tables], table)
 
 
 def _expect_fitting(
     folder: Path,
     manifest: Manifest,
-    groups: Sequence[MergedTable],
+    merged_tables: Sequence[MergedTable],
     tables: Sequence[Table],
     *,
     strict: bool,
@@ -120,7 +121,9 @@ def _expect_fitting(
 ) -> None:
     saved = {name: group for group in manifest.groups for name in group["tables"]}
     wanted = {
-        each.name: describe(group, table) for group, table in zip(groups, tables, strict=True) for each in group.tables
+        each.name: describe(merged, table)
+        for merged, table in zip(merged_tables, tables, strict=True)
+        for each in merged.tables
     }
     if strict and saved.keys() != wanted.keys():
         raise CheckpointError(
@@ -143,10 +146,10 @@ class _Records:
     """Keys of a block with their columns."""
 
     keys: Keys
-    columns: tuple[torch.Tensor, ...]  #: counts_K; for keys with rows also steps_K, vectors_KD, states_KS.
+    columns: tuple[torch.Tensor, ...]  #: counts_K; for keys with rows also steps_K, embeddings_KD, states_KS.
 
     def take(self, chosen: torch.Tensor) -> _Records:
-        return _Records(part_of(self.keys, chosen), tuple(column[chosen] for column in self.columns))
+        return _Records(select_keys(self.keys, chosen), tuple(column[chosen] for column in self.columns))
 
 
 def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
@@ -174,37 +177,39 @@ def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
     return _Records(Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:]))
 
 
-def _by_group(records: _Records, saved: Sequence[str], group_of: Mapping[str, int]) -> Iterator[tuple[int, _Records]]:
+def _by_merged_table(
+    records: _Records, saved: Sequence[str], index_of: Mapping[str, int]
+) -> Iterator[tuple[int, _Records]]:
     """Splits the records of a saved merged table by the merged table that each belongs to now.
 
     Args:
         records: records of one block.
         saved: names of the tables that were merged when the block was written.
-        group_of: index of the present merged table by table name. Records of tables that are not in it are dropped.
+        index_of: index of the present merged table by table name. Records of tables that are not in it are dropped.
     Yields:
         index of the present merged table, and its records.
     """
-    groups: dict[int | None, list[str]] = {}
+    names_of: dict[int | None, list[str]] = {}
     for name in saved:
-        groups.setdefault(group_of.get(name), []).append(name)
-    for group, names in groups.items():
-        if group is None:
+        names_of.setdefault(index_of.get(name), []).append(name)
+    for index, names in names_of.items():
+        if index is None:
             continue
-        if len(groups) == 1:
-            yield group, records
+        if len(names_of) == 1:
+            yield index, records
             continue
         assert records.keys.tables is not None, "records have tables"
-        chosen = torch.isin(records.keys.tables, table_numbers(names))
-        yield group, records.take(chosen.nonzero().view(-1))
+        chosen = torch.isin(records.keys.tables, table_ids_of(names))
+        yield index, records.take(chosen.nonzero().view(-1))
 
 
 def _import(records: _Records, table: Table, initial_state: float | None, *, pending: bool) -> None:
     if pending:
         table.import_pending(records.keys)
         return
-    counts, steps, vectors, states = records.columns
+    counts, steps, embeddings, states = records.columns
     if initial_state is None:
         states = states[:, : table.state_size].contiguous()  # A table without an optimizer has state_size 0.
     else:
         states = torch.full((len(records.keys), table.state_size), initial_state)
-    table.import_records(records.keys, (counts, steps, vectors, states))
+    table.import_records(records.keys, (counts, steps, embeddings, states))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving: each rank writes one file, then rank 0 replaces the manifest."""
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headway._embedding import Keys, Table
 from headway.embedding.checkpoint.background import in_background
 from headway.embedding.checkpoint.manifest import MANIFEST_NAME, Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
-from headway.embedding.keys import part_of
+from headway.embedding.keys import select_keys
 from headway.embedding.merging import MergedTable
 
 _LOCK = ".lock"
@@ -36,7 +37,7 @@ _RECORDS_AT_ONCE = 1 << 23  # Keys of a bucket range, on average at most. Each r
 
 def save(
     folder: Path,
-    groups: Sequence[MergedTable],
+    merged_tables: Sequence[MergedTable],
     tables: Sequence[Table],
     *,
     step: int,
@@ -47,8 +48,8 @@ def save(
 
     Args:
         folder: the folder; created if it does not exist.
-        groups: the merged tables of the collection.
-        tables: this rank's part of each merged table.
+        merged_tables: the merged tables of the collection.
+        tables: this rank's shard of each merged table.
         step: optimizer steps so far.
         process_group: the ranks that share the tables; None: this rank alone.
         replace: allow a checkpoint that has other tables to be replaced.
@@ -59,14 +60,14 @@ def save(
     rank = 0 if process_group is None else process_group.rank()
     name = f"tables-{common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
     with contextlib.ExitStack() as stack:
-        names = {table.name for group in groups for table in group.tables}
+        names = {table.name for merged in merged_tables for table in merged.tables}
         error = common(_begin_save(folder, stack, None if replace else names) if rank == 0 else None, process_group)
         _refuse(folder, [error])
         is_done = False
         try:
             blocks: list[Block] = []
             try:
-                with _expect_unchanged(groups, tables):
+                with _expect_unchanged(merged_tables, tables):
                     blocks = _write_file(folder / name, tables)
             except Exception as failure:  # Any error must reach the other ranks, which wait in gather().
                 error = f"rank {rank}: {type(failure).__name__}: {failure}"
@@ -76,7 +77,7 @@ def save(
                 manifest = Manifest(
                     step=step,
                     routing_version=_embedding.ROUTING_VERSION,
-                    groups=[describe(group, table) for group, table in zip(groups, tables, strict=True)],
+                    groups=[describe(merged, table) for merged, table in zip(merged_tables, tables, strict=True)],
                     blocks=[block for _, part in parts for block in part],
                 )
                 error = _publish(folder, manifest)
@@ -98,12 +99,14 @@ def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
 
 
 @contextlib.contextmanager
-def _expect_unchanged(groups: Sequence[MergedTable], tables: Sequence[Table]) -> Iterator[None]:
+def _expect_unchanged(merged_tables: Sequence[MergedTable], tables: Sequence[Table]) -> Iterator[None]:
     """Raises RuntimeError if a table changes inside the context: the file would then mix two states."""
     before = [table.num_changes() for table in tables]
     yield
     changed = [
-        group.name for group, table, number in zip(groups, tables, before, strict=True) if table.num_changes() != number
+        merged.name
+        for merged, table, num_changes in zip(merged_tables, tables, before, strict=True)
+        if table.num_changes() != num_changes
     ]
     if changed:
         raise RuntimeError(
@@ -216,8 +219,8 @@ def _slices(table: Table, *, pending: bool) -> Iterator[tuple[Keys, tuple[int, i
         keys = table.list_pending(first, end) if pending else table.list(first, end)
         buckets = _embedding.buckets_of(keys)
         for begin in range(0, len(keys), _BLOCK_RECORDS):
-            part = slice(begin, begin + _BLOCK_RECORDS)
-            yield part_of(keys, part), (int(buckets[part][0]), int(buckets[part][-1]) + 1)
+            selection = slice(begin, begin + _BLOCK_RECORDS)
+            yield select_keys(keys, selection), (int(buckets[selection][0]), int(buckets[selection][-1]) + 1)
 
 
 def _columns_of(table: Table, keys: Keys, *, pending: bool) -> tuple[torch.Tensor, ...]:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "hstu/cpu/instruction_sets.hpp"
 #include "hstu/cpu/simd/table.hpp"
 

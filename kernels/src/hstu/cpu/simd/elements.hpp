@@ -1,8 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Conversions of elements. They have no branches, so that the compiler vectorises their loops.
+//
+// A float16 has a sign, 5 bits of exponent (bias 15) and 10 bits of fraction; a float32 has 8 (bias 127) and 23; a
+// bfloat16 is the upper half of a float32. Shifting the bits of a float16 by 13 puts the fraction into place and
+// leaves an exponent that is 112 too small, which one multiplication by 2^112 corrects. It corrects subnormal numbers
+// too, since the multiplication normalises them.
+//
+// Example: 1.0 is 0x3c00. Shifted, it is the float32 2^-112; times 2^112 it is 1.0. Infinity, 0x7c00, would become
+// 2^16, so the exponent bits are set to all ones.
+
 #pragma once
 
 #include "hstu/cpu/simd/vector.hpp"
-
-// Conversions of elements. They have no branches, so that the compiler vectorises their loops.
 
 namespace headway::kernels::hstu {
 namespace {
@@ -30,13 +40,16 @@ inline float as_real(Float16 element) {
 inline void set(float& element, float value) { element = value; }
 inline void set(double& element, double value) { element = value; }
 
-/// Stores a number, rounded to nearest with ties to even.
+/// Stores a number, rounded to nearest with ties to even: adds just under half of the last place, and one more if
+/// that place is odd. Examples: 0x3f808000 is a tie and goes down to 0x3f80, which is even; 0x3f818000 goes up to
+/// 0x3f82.
 inline void set(Bfloat16& element, float value) {
   std::uint32_t const bits = same_bits<std::uint32_t>(value);
   std::uint32_t const rounded = (bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U;
   element.bits = static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0U);
 }
 
+/// The same for float16. Numbers from 65,520 on round to infinity, numbers below 2^-14 to subnormal ones.
 inline void set(Float16& element, float value) {
   std::uint32_t const bits = same_bits<std::uint32_t>(value), sign = bits >> 16U & 0x8000U;
   std::uint32_t const magnitude = bits & 0x7fffffffU;
@@ -90,6 +103,7 @@ inline void load(ElementRows<void const*> const& source, Bfloat16Pair* block, st
 }
 
 /// Pairs rows 2 i and 2 i + 1; the last row of an odd number is paired with zero.
+/// Example: rows a b and c d become one row of pairs (a, c) (b, d).
 inline void load_deep(ElementRows<void const*> const& source, Bfloat16Pair* block, std::int64_t stride) {
   auto const* first = static_cast<Bfloat16 const*>(source.data);
   for (std::int64_t r = 0; r < source.rows; r += 2, first += 2 * source.stride, block += stride) {

@@ -1,4 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rounding to bfloat16 pairs by AVX512_BF16 instructions, which treat numbers below 2^-126 as zero.
+//
+// The instruction rounds two vectors of 16 floats to one of 32 numbers: the first vector's below, the second's above.
+// That is already the layout for neighbours in a row. For neighbours in a column the halves are interleaved: numbers
+// f0 f1 ... s0 s1 ... become f0 s0 f1 s1 ..., by the index vector 0 16 1 17 2 18 ...
 
 #pragma once
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Vector types for one instruction set. Each file of an instruction set includes this once; its compiler flags decide
 // the width. Everything has internal linkage and calls nothing of the standard library: the linker could otherwise use
 // a function compiled for newer processors in other files.
@@ -30,7 +32,7 @@ struct Simd<float> {
   static constexpr int kLanes = kVectorBytes / 4;
   static constexpr int kMantissaBits = 23;
   static constexpr std::int32_t kExponentBias = 127;
-  static constexpr float kMostExponent = 87;   ///< Largest argument: exp of it is finite.
+  static constexpr float kMaxExponent = 87;    ///< Largest argument: exp of it is finite.
   static constexpr float kRounder = 12582912;  ///< 1.5 * 2^23: adding it rounds a number to an integer.
   static constexpr float kLog2High = 0.693359375F, kLog2Low = -2.12194440e-4F;  ///< ln 2 as a sum of two parts.
   static constexpr int kTerms = 8;  ///< Terms of the series of exp() up to ln(2) / 2; its error is below rounding.
@@ -43,7 +45,7 @@ struct Simd<double> {
   static constexpr int kLanes = kVectorBytes / 8;
   static constexpr int kMantissaBits = 52;
   static constexpr std::int64_t kExponentBias = 1023;
-  static constexpr double kMostExponent = 707;
+  static constexpr double kMaxExponent = 707;
   static constexpr double kRounder = 6755399441055744;
   static constexpr double kLog2High = 6.93145751953125e-1, kLog2Low = 1.42860682030941723212e-6;
   static constexpr int kTerms = 14;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "layer/cpu/simd/row_table.hpp"
 
 namespace headway::kernels::layer {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 // Gated normalisation of a row in buffers, compiled per instruction set.
@@ -13,7 +14,7 @@
 // Complexity: three passes over the row forward (two for RMSNorm), two backward, all in the cache.
 // Source: LayerNorm: Ba et al. 2016; RMSNorm: Zhang and Sennrich 2019.
 
-#include "hstu/cpu/simd/weigh.hpp"
+#include "hstu/cpu/simd/silu.hpp"
 #include "layer/cpu/row_kernels.hpp"
 
 #include <cstdint>
@@ -57,7 +58,7 @@ void activate(std::int64_t size, Real* x) {
   });
 }
 
-/// SiLU'(x) for s = sigmoid(x).
+/// SiLU'(x) for s = sigmoid(x). The derivative of x s(x) is s + x s (1 - s).
 template <class Real>
 inline VectorOf<Real> slope_of(VectorOf<Real> const& x, VectorOf<Real> const& s) {
   return s * (Real(1) + x * (Real(1) - s));
@@ -141,6 +142,8 @@ struct NormGradient {
     centred = ((row.form == GateForm::kGateThenNorm ? x * s : x) - row.mean) * row.inverse;
     if (i + Simd<Real>::kLanes > row.num_columns) clear_behind(row.num_columns - i);
     normed = centred * load_or(row.weight, i, Real(1)) + load_or(row.bias, i, Real(0));
+    // The norm's output reaches the last part only (times the gate, if there is one), and for kConcatNorm also the
+    // middle one.
     bool const is_one = row.form == GateForm::kNone || row.form == GateForm::kGateThenNorm;
     VectorOf<Real> const last = load_vector(row.parts[num_parts(row.form) - 1] + i);
     grad_normed = is_one ? last : last * s;

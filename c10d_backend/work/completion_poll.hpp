@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "runtime/hooks.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace headway::c10d_backend {
+
+/// Tells the outcome of a work from that of its operations, on a host or a device.
+template <typename OperationPtr>
+Hooks::Poll completion_poll(std::vector<OperationPtr> operations) {
+  return [operations = std::move(operations)]() -> std::optional<bool> {
+    if (!std::ranges::all_of(operations, [](auto const& operation) { return operation->done(); })) return std::nullopt;
+    return std::ranges::all_of(operations, [](auto const& operation) { return operation->status().ok(); });
+  };
+}
+
+}  // namespace headway::c10d_backend

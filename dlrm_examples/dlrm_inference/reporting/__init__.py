@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows, tables, plots and the HTML report of DLRM inference."""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command-line options, and the systems that they select."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headway.cli.one_line_parser import OneLineParser
+
+from dlrm_examples.streaming_ctr.comparison import compared_systems
+from dlrm_examples.streaming_ctr.data.log import Log
+from dlrm_examples.streaming_ctr.experiment import Restart, System
+from dlrm_examples.streaming_ctr.tables import TableLimits
+from dlrm_examples.support.command_line import at_least, program_name
+
+_MODULE = "dlrm_examples.streaming_ctr"
+_OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count")
+
+
+def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | None) -> list[System]:
+    """Systems to train, in the order of the report.
+
+    Args:
+        options: parsed options of ``make_parser()``.
+        log: training data.
+        started_ranks: number of ranks started by a launcher such as torchrun; None: the command may start ranks itself.
+    Raises:
+        ValueError: options contradict each other.
+    """
+    given = [name for name in _OF_DYNAMIC if getattr(options, name) is not None]
+    kinds = list(dict.fromkeys(options.tables or ["dynamic"]))
+    if options.compare:
+        _expect(not given and not options.tables, "--compare chooses tables, ranks and limits itself")
+        _expect(started_ranks is None, "--compare starts ranks itself: leave torchrun out")
+        return compared_systems(table_sizes={table: len(ids) for table, ids in log.table_ids().items()})
+    _expect("dynamic" in kinds or not given, f"{_spelled(given)} needs --tables dynamic")
+    _expect(
+        (options.restart_at is None) == (options.restart_ranks is None), "--restart-at and --restart-ranks go together"
+    )
+    if started_ranks is not None:
+        _expect(kinds == ["dynamic"], "static tables are of one rank: leave torchrun out")
+        _expect(options.restart_at is None, "--restart-at starts ranks itself: leave torchrun out")
+        _expect(options.ranks in (None, started_ranks), f"--ranks {options.ranks}, but {started_ranks} were started")
+    return [
+        System(kind="static") if kind == "static" else _dynamic_system(options, given, started_ranks) for kind in kinds
+    ]
+
+
+def _dynamic_system(options: argparse.Namespace, given: list[str], started_ranks: int | None) -> System:
+    chosen = {name: getattr(options, name) for name in given}
+    limits = {name: chosen[name] for name in ("max_rows", "eviction", "min_count", "hot_count") if name in chosen}
+    return System(
+        kind="dynamic",
+        limits=TableLimits(**limits),
+        num_ranks=started_ranks or chosen.get("ranks", 1),
+        restart=Restart(at=options.restart_at, num_ranks=options.restart_ranks) if "restart_at" in chosen else None,
+    )
+
+
+def _spelled(names: list[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Creates the parser of the command."""
+    parser = OneLineParser(prog=program_name(_MODULE), description=description)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a directory of KuaiRand, MovieLens' ratings.csv, or a file or directory in Criteo's format; .gz, too",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="gets one JSON line a run")
+    _add_training(parser)
+    _add_systems(parser)
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--seeds", type=at_least(1), default=1, help="runs of each system (default: %(default)s)")
+    group.add_argument("--epochs", type=at_least(1), default=1, help="passes (default: %(default)s)")
+    group.add_argument(
+        "--train-examples",
+        type=at_least(1),
+        metavar="N",
+        help="train on the first N (default: all but the last day of KuaiRand, or the last fifth of other logs)",
+    )
+    group.add_argument(
+        "--history",
+        type=at_least(1),
+        default=50,
+        metavar="N",
+        help="longest list of recent items; Criteo's logs have none (default: %(default)s)",
+    )
+    group.add_argument("--dim", type=at_least(1), default=16, help="columns of an embedding (default: %(default)s)")
+    group.add_argument(
+        "--batch-size",
+        type=at_least(1),
+        default=256,
+        metavar="N",
+        help="examples of a step, all ranks together (default: %(default)s)",
+    )
+    group.add_argument("--table-lr", type=float, default=0.05, metavar="RATE", help="(default: %(default)s)")
+    group.add_argument("--dense-lr", type=float, default=0.002, metavar="RATE", help="(default: %(default)s)")
+
+
+def _add_systems(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tables")
+    group.add_argument(
+        "--compare",
+        action="store_true",
+        help="static tables, and dynamic ones: without limits, restarted from 2 ranks on 3, with room for 60%% and "
+        "80%% of the ids, both together, and in bfloat16 below 8 look-ups",
+    )
+    group.add_argument(
+        "--tables",
+        nargs="+",
+        choices=("static", "dynamic"),
+        help="static: a row for every id of the log from the start, on one rank; dynamic: headway.embedding, with all "
+        "options that follow (default: dynamic)",
+    )
+    group.add_argument(
+        "--ranks",
+        type=at_least(1),
+        metavar="N",
+        help="processes that share batches and tables (default: 1; under torchrun, those that it started)",
+    )
+    group.add_argument(
+        "--restart-at",
+        type=float,
+        metavar="SHARE",
+        help="after this share of the training all ranks save and end, and --restart-ranks others load and go on",
+    )
+    group.add_argument("--restart-ranks", type=at_least(1), metavar="M", help="ranks after --restart-at")
+    group.add_argument(
+        "--max-rows",
+        type=at_least(1),
+        metavar="ROWS",
+        help="of all tables together, and a tenth more on several ranks (default: no limit)",
+    )
+    group.add_argument(
+        "--eviction",
+        choices=("lru", "lfu"),
+        help="which rows make room under --max-rows: those looked up longest ago or most rarely (default: none, and "
+        "new ids get no row)",
+    )
+    group.add_argument(
+        "--min-count", type=at_least(1), metavar="N", help="look-ups after which an id gets a row (default: 1)"
+    )
+    group.add_argument(
+        "--hot-count", type=at_least(0), metavar="N", help="rows of fewer look-ups are in bfloat16 (default: 0)"
+    )
+    group.add_argument(
+        "--timeout",
+        type=at_least(1),
+        default=1800,
+        metavar="S",
+        help="for the ranks of all seeds of a system, up to a restart or the end (default: %(default)s s)",
+    )

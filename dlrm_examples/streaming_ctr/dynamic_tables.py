@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic embedding tables: ``headway.embedding`` behind the interface ``Tables``. A new id gets a row on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
+
+from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
+from dlrm_examples.streaming_ctr.group import gather
+from dlrm_examples.streaming_ctr.tables import TableLimits, TableSettings, TableUse
+
+
+class DynamicTables:
+    """One dynamic table per table of the features, sharded row-wise over the ranks of a group."""
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        settings: TableSettings,
+        *,
+        limits: TableLimits | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Creates empty tables.
+
+        Args:
+            features: features that calls will look up.
+            settings: settings of all tables.
+            limits: limits of all tables together; None: no limits.
+            group: ranks that share the tables; calls are then collective. None: this rank alone.
+        Raises:
+            ValueError: a limit is out of range.
+        """
+        span = settings.initial_range
+        limits = limits or TableLimits()
+        tables = list(dict.fromkeys(feature.table for feature in features))
+        self._group = group
+        self.collection = HashTableCollection(
+            tables=[
+                TableConfig(
+                    table,
+                    dim=settings.dim,
+                    optimizer=RowWiseAdagrad(lr=settings.lr, eps=settings.eps),
+                    initializer=Uniform(-span, span),
+                    max_rows=max_rows,
+                    eviction=None if limits.eviction is None else Eviction(policy=limits.eviction),
+                    min_count=limits.min_count,
+                    hot_count=limits.hot_count,
+                )
+                for table, max_rows in zip(tables, _shares(limits, tables), strict=True)
+            ],
+            features=[
+                FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
+            ],
+            process_group=LOCAL if group is None else group,
+            gradient_reduction="sum",  # Each rank's loss is its part of the batch mean.
+            seed=settings.seed,
+        )
+
+    def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
+        """See ``Tables``. Without autograd, an id without a row contributes its initial embedding."""
+        self.collection.train(torch.is_grad_enabled())
+        return dict(self.collection(features))
+
+    def step(self) -> None:
+        """See ``Tables``."""
+        self.collection.optimizer.step()
+        self.collection.optimizer.zero_grad()
+
+    def use(self) -> TableUse:
+        """See ``Tables``."""
+        of_rank = sum(map(_use_of, self.collection.statistics()["tables"].values()), TableUse())
+        return sum(gather(of_rank, self._group), TableUse())
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint of the tables of all ranks to ``folder``; call it between two steps.
+
+        Raises:
+            headway.embedding.CheckpointError: a rank could not write.
+        """
+        self.collection.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Replaces all rows by those of a checkpoint, which any number of ranks may have saved.
+
+        Raises:
+            headway.embedding.CheckpointError: the checkpoint is missing, damaged, or of different tables.
+        """
+        self.collection.load(folder)
+
+
+def _shares(limits: TableLimits, tables: Sequence[str]) -> list[int | None]:
+    """Divides ``max_rows`` among the tables: in proportion to ``table_sizes``, at least one row each.
+
+    Raises:
+        ValueError: ``max_rows`` is less than the number of tables.
+    """
+    if limits.max_rows is None:
+        return [None] * len(tables)
+    if limits.max_rows < len(tables):
+        raise ValueError(f"max_rows must be at least {len(tables)}, a row for each table, not {limits.max_rows}")
+    sizes = [1 if limits.table_sizes is None else limits.table_sizes[table] for table in tables]
+    ends = [limits.max_rows * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
+    return [max(1, end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _use_of(statistics: Mapping[str, int]) -> TableUse:
+    return TableUse(
+        rows=statistics["rows"],
+        cold_rows=statistics["cold_rows"],
+        pending=statistics["pending"],
+        evicted=statistics["evicted"],
+        refused=statistics["refused"],
+        num_bytes=statistics["key_bytes"] + statistics["row_bytes"],
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a model in time order, on one or several ranks. The caller chooses where to stop in between.
+
+Shapes: E examples, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from dlrm_examples.streaming_ctr.data.log import Log
+from dlrm_examples.streaming_ctr.group import all_reduce_gradients, gather, slice_of
+from dlrm_examples.streaming_ctr.model import SharedBottom
+from dlrm_examples.streaming_ctr.tables import Tables, TableSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """Settings of a run, besides the log and the kind of tables.
+
+    Attributes:
+        tables: settings of all embedding tables; their seed is also the seed of the MLP.
+        batch_size: examples of a step, over all ranks.
+        dense_lr: learning rate of Adam for the MLP.
+        hidden: hidden widths of the MLP.
+    """
+
+    tables: TableSettings
+    batch_size: int = 256
+    dense_lr: float = 0.002
+    hidden: tuple[int, ...] = (64, 32)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.dense_lr <= 0 or min(self.hidden, default=1) < 1:
+            raise ValueError(f"batch_size, dense_lr and widths must be above 0: {self}")
+
+
+class Trainer:
+    """A model, its tables, and their progress in the log.
+
+    With a group, the model is replicated on all ranks (data parallel), and each rank takes its slice of each batch. All
+    calls are then collective.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        tables: Tables,
+        settings: TrainerSettings,
+        *,
+        num_train: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Starts before the first example.
+
+        Args:
+            log: training data.
+            tables: tables to train.
+            settings: settings of the run.
+            num_train: examples of an epoch, the first ones of the log.
+            group: the group of ``tables``.
+        """
+        if not 1 <= num_train <= log.num_examples:
+            raise ValueError(f"{num_train} examples to train on of {log.num_examples}")
+        self._log = log
+        self._tables = tables
+        self._settings = settings
+        self._num_train = num_train
+        self._group = group
+        self._model = SharedBottom(
+            log.features,
+            num_labels=len(log.label_names),
+            dim=settings.tables.dim,
+            hidden=settings.hidden,
+            seed=settings.tables.seed,
+        )
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.dense_lr)
+        self.num_seen = 0
+        """Examples trained on so far, all epochs together."""
+
+    def train_until(self, num_seen: int) -> None:
+        """Trains until ``num_seen`` examples were seen, counted over all epochs. The last batch may be smaller.
+
+        Raises:
+            ValueError: more examples were seen already.
+        """
+        if num_seen < self.num_seen:
+            raise ValueError(f"cannot go back from {self.num_seen} examples to {num_seen}")
+        while self.num_seen < num_seen:
+            begin = self.num_seen % self._num_train
+            end = min(self._num_train, begin + num_seen - self.num_seen, begin + self._settings.batch_size)
+            self._step(begin, end)
+            self.num_seen += end - begin
+
+    def _step(self, begin: int, end: int) -> None:
+        """Trains on one batch. Losses and gradients of the ranks sum to those of the batch mean."""
+        batch = self._log.batch(*slice_of(begin, end, self._group))
+        logits = self._model(batch.features, self._tables)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        self._optimizer.zero_grad()
+        (loss / ((end - begin) * logits.shape[1])).backward()
+        all_reduce_gradients(self._model.parameters(), self._group)
+        self._optimizer.step()
+        self._tables.step()
+
+    @torch.no_grad()
+    def predict(self, begin: int, end: int) -> torch.Tensor:
+        """Predicts examples ``begin`` to ``end - 1`` without training; returns (end - begin, L) logits."""
+        size = self._settings.batch_size
+        logits = []  # one tensor of this rank per batch
+        for first in range(begin, end, size):
+            batch = self._log.batch(*slice_of(first, min(first + size, end), self._group))
+            logits.append(self._model(batch.features, self._tables))
+        by_rank = gather(logits, self._group)
+        return torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of everything except the tables; equal on all ranks."""
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "num_seen": self.num_seen,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the result of ``state_dict()``.
+
+        Raises:
+            RuntimeError: the state belongs to a model of different sizes.
+        """
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.num_seen = state["num_seen"]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared parts of the examples: ranks as processes, command lines, tables, origin of results, data sets."""

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function on several ranks: processes of this host that torch.multiprocessing starts, in one default group.
+
+A rank that fails, dies or hangs ends all ranks, and the error names it. The ranks end with the process that started
+them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import headway  # noqa: F401 - registers the backend
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.multiprocessing import ProcessContext, start_processes
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=120)
+_POLL_S = 0.2
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+class RankFailedError(RuntimeError):
+    """A rank stopped before it finished; the message is one line."""
+
+
+def run_ranks(
+    function: Callable[[int, Callable[[M], None]], T],
+    *,
+    num_ranks: int,
+    timeout_s: float,
+    backend: str,
+    on_message: Callable[[M], None] = lambda message: None,
+    wait_s: float = COLLECTIVE_TIMEOUT.total_seconds(),
+) -> T:
+    """Calls ``function(rank, send)`` on each rank, with a default group of all ranks.
+
+    Args:
+        function: picklable, as are its result and what it sends.
+        num_ranks: number of processes. They are killed if this process dies.
+        timeout_s: the processes are killed if they take longer.
+        backend: backend of the default group.
+        on_message: called in this process for each message that a rank sends; those of one rank keep their order.
+        wait_s: timeout of the default group.
+    Returns:
+        the result of rank 0.
+    Raises:
+        RankFailedError: a rank failed, died or ran out of time; the message names it.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT)
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # The ranks read them; this process has done so.
+    inbox: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
+    arguments = (function, num_ranks, backend, store.port, inbox, wait_s)
+    ranks = start_processes(_rank_main, arguments, nprocs=num_ranks, join=False, daemon=True)
+    deadline = time.monotonic() + timeout_s
+    results: list[T] = []
+    try:
+        while _are_running(ranks) or not inbox.empty():
+            with suppress(queue.Empty):
+                message, is_result = inbox.get(timeout=_POLL_S)
+                results.append(message) if is_result else on_message(message)
+            if time.monotonic() > deadline:
+                running = [rank for rank, process in enumerate(ranks.processes) if process.exitcode is None]
+                raise RankFailedError(f"ranks {running} did not finish within {timeout_s:g} s")
+    finally:
+        for process in ranks.processes:
+            process.kill()
+            process.join()
+        inbox.close()
+    return results[0]
+
+
+def _are_running(ranks: ProcessContext) -> bool:
+    """Whether some ranks still run. Raises RankFailedError if one has failed, for a killed one or the first error."""
+    codes = {rank: process.exitcode for rank, process in enumerate(ranks.processes)}
+    failed = {rank: code for rank, code in codes.items() if code}
+    for rank, code in failed.items():
+        if code < 0:
+            raise RankFailedError(f"rank {rank} was killed by {signal.Signals(-code).name}")
+    errors = {rank: path for rank in failed if (path := Path(ranks.error_files[rank])).exists()}
+    if errors:
+        first = min(errors, key=lambda rank: errors[rank].stat().st_mtime_ns)
+        text = pickle.loads(errors[first].read_bytes()).rpartition(f"{RankFailedError.__name__}: ")[2].strip()
+        raise RankFailedError(f"rank {first} failed: {text}")
+    for rank, code in failed.items():
+        raise RankFailedError(f"rank {rank} ended without a report (exit status {code})")
+    return None in codes.values()
+
+
+def _rank_main(
+    rank: int,
+    function: Callable[[int, Callable[[Any], None]], Any],
+    num_ranks: int,
+    backend: str,
+    store_port: int,
+    outbox: multiprocessing.Queue[Any],
+    wait_s: float,
+) -> None:
+    # torch lets the kernel send SIGINT when the launcher ends. Ctrl-C comes to the launcher, too, which speaks for all.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    try:
+        store = TCPStore("127.0.0.1", store_port, is_master=False, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=wait_s)
+        )
+        result = function(rank, lambda message: outbox.put((message, False)))
+        dist.destroy_process_group()
+    except Exception as error:
+        raise RankFailedError(_describe(error)) from None
+    if rank == 0:
+        outbox.put((result, True))
+
+
+def _describe(error: Exception) -> str:
+    """One line for the user: type, message, and the file and line that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {first_line}{place}"

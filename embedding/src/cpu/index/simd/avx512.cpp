@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/index/simd/key_functions.hpp"
+
+namespace headway::embedding {
+
+KeyKernels avx512_key_kernels() { return key_kernels_of("avx512"); }
+
+}  // namespace headway::embedding

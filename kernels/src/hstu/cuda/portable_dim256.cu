@@ -1,8 +1,0 @@
-#include "hstu/cuda/portable_launch.cuh"
-
-namespace headway::kernels {
-
-template void portable_forward_of_dim<256>(HstuForwardArgs const&, CudaStream);
-template std::int64_t portable_backward_of_dim<256>(HstuBackwardArgs const&, PortablePartials const&, CudaStream);
-
-}  // namespace headway::kernels

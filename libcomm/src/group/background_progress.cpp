@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A group's work on the progress thread.
+//
+// Every call into the group ends with update(): it tells the progress thread whether this group needs nothing, looks at
+// intervals, or events. Events mean that the thread watches activity_fd() and the endpoint is armed. background_step()
+// is what the thread runs then: it lets the endpoint handle its sockets, polls, and checks deadlines.
+
+#include "group/background_progress.hpp"
+
+#include "group/group_core.hpp"
+
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace headway::comm {
+
+namespace {
+
+/// Number of steps without need for events after which the progress thread stops watching for them. A program that uses
+/// futures needs them again soon, and arming costs a system call.
+constexpr int kIdleStepsWatched = 32;
+
+}  // namespace
+
+BackgroundProgress::BackgroundProgress(GroupCore& core, Endpoint const& endpoint,
+                                       std::shared_ptr<ProgressThread> thread)
+    : core_(core),
+      control_fd_(endpoint.control_fd()),
+      activity_fd_(endpoint.activity_fd()),
+      receives_by_polling_(endpoint.receives_by_polling()),
+      wants_keep_alive_(endpoint.wants_keep_alive()),
+      thread_(std::move(thread)) {}
+
+void BackgroundProgress::start() {
+  if (thread_) thread_->attach(*this);
+}
+
+void BackgroundProgress::stop() {
+  if (thread_) thread_->detach(*this);
+}
+
+void BackgroundProgress::notify_soon() noexcept {
+  if (thread_) thread_->notify(std::chrono::milliseconds(0));
+}
+
+bool BackgroundProgress::wants_regular_steps() const {
+  return (wants_keep_alive_ && !core_.has_failed()) || core_.has_observer();
+}
+
+BackgroundNeed BackgroundProgress::current_need() const {
+  if (core_.has_failed()) return BackgroundNeed::kNone;
+  auto const& channels = core_.channels();
+  if (core_.has_callbacks() || (receives_by_polling_ && channels.is_pending())) return BackgroundNeed::kEvents;
+  return channels.needs_looks() ? BackgroundNeed::kLooks : BackgroundNeed::kNone;
+}
+
+void BackgroundProgress::update() {
+  if (!thread_) return;
+  // Done under the same lock as the change of the need: from here on an arrival rings, whatever the progress thread
+  // does.
+  if (core_.has_callbacks() && !is_armed_) {
+    watch();
+    core_.progress();  // An arrival before arm() took effect rings no doorbell.
+  }
+  auto const need = current_need();
+  auto const before = need_.load(std::memory_order_relaxed);
+  if (need == before) return;
+  need_.store(need, std::memory_order_relaxed);
+  if (need < before) return;
+  bool const has_events = need == BackgroundNeed::kEvents && is_armed_;
+  thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kLookInterval);
+}
+
+void BackgroundProgress::watch() {
+  is_armed_ = true;
+  num_idle_steps_ = 0;
+  core_.waiters().arm();
+  thread_->watch_activity(*this, true);
+}
+
+void BackgroundProgress::unwatch() {
+  is_armed_ = false;
+  thread_->watch_activity(*this, false);
+  core_.waiters().disarm();
+}
+
+void BackgroundProgress::background_step() noexcept {
+  try {
+    if (core_.has_observer() && core_.has_failed()) {  // First, because the code below may throw.
+      GroupCore::ProgressLock const lock(core_);
+      core_.remind_observer();
+    }
+    // Another thread is in the library and does the same work. The step can be skipped; the next one comes soon.
+    if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(core_.mutex(), std::try_to_lock).owns_lock()) {
+      return;
+    }
+    GroupCore::ProgressLock const lock(core_);
+    auto& endpoint = core_.context().endpoint();
+    // Does not block: lets the endpoint handle socket input. It takes wake-ups, the leader's too, so the lock is held
+    // until progress() has found what they announced.
+    endpoint.sleep(Deadline::min());
+    core_.waiters().wake_leader_if_done();  // Its wake-up may have been taken before it woke.
+    if (wants_keep_alive_ && !core_.has_failed()) endpoint.keep_alive();
+    core_.progress();
+    auto const now = Clock::now();
+    core_.check_deadlines(now);
+    core_.revoke_rts(now);
+    bool const is_needed = current_need() == BackgroundNeed::kEvents;
+    num_idle_steps_ = is_needed ? 0 : num_idle_steps_ + 1;
+    if (is_needed && !is_armed_) {
+      watch();
+      core_.progress();
+    } else if (is_armed_ && num_idle_steps_ > (receives_by_polling_ ? 0 : kIdleStepsWatched)) {
+      unwatch();
+    }
+  } catch (std::exception const& error) {
+    core_.fail_in_background(std::string("progress thread: ") + error.what());
+  }
+}
+
+}  // namespace headway::comm

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "channel/progress_thread.hpp"
+
+#include <atomic>
+#include <memory>
+
+namespace headway::comm {
+
+class Endpoint;
+class GroupCore;
+
+/// A group's work on the progress thread. background_progress.cpp explains it. Used under the group's lock, except by
+/// the progress thread.
+class BackgroundProgress final : private BackgroundWork {
+ public:
+  /// `thread` may be null: then only calls make progress. Before start(), the thread does not know the group.
+  BackgroundProgress(GroupCore& core, Endpoint const& endpoint, std::shared_ptr<ProgressThread> thread);
+  /// Begin and end the work. Not under the group's lock.
+  void start();
+  void stop();
+
+  /// Tells the progress thread how much the group needs it now. Every call into the group ends with this.
+  void update();
+  /// Asks for a step soon. Takes no lock.
+  void notify_soon() noexcept;
+
+ private:
+  // BackgroundWork
+  [[nodiscard]] BackgroundNeed background_need() const override { return need_.load(std::memory_order_relaxed); }
+  void background_step() noexcept override;
+  [[nodiscard]] bool wants_regular_steps() const override;
+  [[nodiscard]] int control_fd() const override { return control_fd_; }
+  [[nodiscard]] int activity_fd() const override { return activity_fd_; }
+
+  [[nodiscard]] BackgroundNeed current_need() const;
+  /// Let the progress thread watch activity_fd(), or stop it.
+  void watch();
+  void unwatch();
+
+  GroupCore& core_;
+  int control_fd_, activity_fd_;
+  bool receives_by_polling_;
+  bool wants_keep_alive_;
+  /// Last need told to the progress thread.
+  std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
+  bool is_armed_ = false;   ///< The endpoint is armed for the progress thread, which watches activity_fd().
+  int num_idle_steps_ = 0;  ///< Steps since events were last needed.
+  std::shared_ptr<ProgressThread> thread_;
+};
+
+}  // namespace headway::comm

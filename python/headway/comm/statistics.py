@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of a group: how long this rank waited for which peer, and traffic. They cost no extra messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, cast
+
+import torch.distributed as dist
+
+from headway.comm._former_keys import WithFormerKeys
+from headway.comm.groups import backend_of
+
+#: New name of each former key.
+_NEW_NAMES = {"landing_bytes": "receive_buffer_bytes", "offers_revoked": "rendezvous_fallbacks"}
+
+
+class PeerStatistics(TypedDict):
+    """One peer, seen from this rank."""
+
+    wait_s: float  #: seconds that waits lasted because this peer was the last to arrive
+    waits: int  #: waits that ended with the arrival of this peer
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+    repeated_fragments: int  #: notifications dropped because the fragment had arrived before
+
+
+class CudaStatistics(TypedDict):
+    """Operations on CUDA tensors since the group was created."""
+
+    operations: int  #: operations started
+    bytes_sent: int  #: to other ranks
+    bytes_received: int
+    #: Copies inside the device, on its multiprocessors: out of slots, and of the rank's blocks to itself.
+    local_copies: int
+    local_copy_bytes: int
+    receive_buffer_bytes: int  #: device memory reserved as receive buffer
+    mapped_bytes: int  #: memory of peers' devices (their ``headway.empty()``) that this rank can write to
+
+
+class GroupStatistics(TypedDict):
+    """Statistics of one group on this rank since it was created or ``reset_stats()`` was last called."""
+
+    peers: dict[int, PeerStatistics]  #: by rank in the group
+    lag_histogram: list[int]  #: entry i: exchanges completed while i later ones of their channel were posted
+    wait_s_by_lag: list[float]  #: seconds waited at that lag
+    operations: int  #: exchanges completed
+    lag_lost: int  #: blocks that were larger than a slot, in exchanges whose bound was above 0
+    #: large blocks that the receiver did not get in time, so that the sender sent them through the slot
+    rendezvous_fallbacks: int
+    queued: int  #: operations that could not be posted at their start
+    receive_buffer_bytes: int  #: host memory reserved as receive buffer
+    cuda: CudaStatistics  #: not reset
+
+
+def stats(group: dist.ProcessGroup | None = None) -> GroupStatistics:
+    """Returns the statistics of a headway group on this rank. Local and cheap.
+
+    Raises:
+        ValueError: the group is not a headway group.
+    """
+    found = backend_of(group).statistics()
+    return cast(GroupStatistics, _with_former_keys({**found, "cuda": _with_former_keys(found["cuda"])}))
+
+
+def reset_stats(group: dist.ProcessGroup | None = None) -> None:
+    """Sets all counters of a headway group on this rank to zero, except those in ``cuda``."""
+    backend_of(group).reset_statistics()
+
+
+def _with_former_keys(values: Mapping[str, Any]) -> WithFormerKeys:
+    return WithFormerKeys(values, new_names=_NEW_NAMES, owner="headway.stats()")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of exchanges, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+import torch.distributed as dist
+
+from headway.comm.groups import find_backend
+
+#: Most exchanges recorded per group; later ones are dropped.
+CAPACITY = 1_000_000
+
+
+class TraceEvent(TypedDict):
+    """One completed exchange. Times are in seconds of the host's monotonic clock.
+
+    It starts with the call. It is posted when the transport has taken all messages of this rank: at once, unless
+    max_lag or a full peer holds them back. It is completed when the data of all peers is here.
+    """
+
+    seq: int
+    channel: int
+    started_s: float
+    posted_s: float
+    completed_s: float
+    bytes_sent: int
+    bytes_received: int
+    last_peer: int  #: peer whose data arrived last; -1 if the rank waited for none
+    lag: int  #: later exchanges of the channel that were posted when this one completed
+
+
+@contextlib.contextmanager
+def trace(path: str | pathlib.Path) -> Iterator[None]:
+    """Records the exchanges of all headway groups that exist on entry, and writes them when the block ends.
+
+    Each rank writes its own file. ``{rank}`` in ``path`` is replaced by the rank in the default group; without it,
+    ``trace.json`` becomes ``trace.rank0.json``. All ranks of a host use one clock, so their files can be loaded
+    together.
+
+    Args:
+        path: file to write, in Chrome's JSON format; its folder must exist.
+    Raises:
+        ValueError: no headway group exists.
+    """
+    backends = {name: backend for name, backend in _headway_backends().items() if backend is not None}
+    if not backends:
+        raise ValueError("there is no headway group to trace: call dist.init_process_group() first")
+    rank = dist.get_rank()
+    for backend in backends.values():
+        backend.drain_trace()
+        backend.set_trace_capacity(CAPACITY)
+    try:
+        yield
+    finally:
+        rows: list[dict[str, Any]] = [_label("process_name", rank, 0, f"rank {rank}")]
+        for track, (name, backend) in enumerate(backends.items()):
+            rows.append(_label("thread_name", rank, track, f"group {name}"))
+            for event in backend.drain_trace():
+                rows.extend(trace_rows(event, rank=rank, track=track))
+            backend.set_trace_capacity(0)
+        _path_for(pathlib.Path(path), rank).write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+
+
+def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, Any]]:
+    """Events in Chrome's format for one exchange: from start to completion, and within it the time until it was posted.
+
+    Exchanges overlap if the rank lags, so these are asynchronous events, which the viewer matches by id.
+    """
+    name = f"all_to_all {event['seq']}"
+    key = f"{track}.{event['channel']}.{event['seq']}"
+    common = {"cat": "headway", "pid": rank, "tid": track, "id": f"{rank}.{key}"}
+    arguments = {word: event[word] for word in ("channel", "bytes_sent", "bytes_received", "last_peer", "lag")}
+    rows = [
+        {**common, "ph": "b", "name": name, "ts": event["started_s"] * 1e6, "args": arguments},
+        {**common, "ph": "e", "name": name, "ts": event["completed_s"] * 1e6},
+    ]
+    if event["posted_s"] > event["started_s"]:
+        rows[1:1] = [
+            {**common, "ph": "b", "name": "not yet posted", "ts": event["started_s"] * 1e6},
+            {**common, "ph": "e", "name": "not yet posted", "ts": event["posted_s"] * 1e6},
+        ]
+    return rows
+
+
+def _headway_backends() -> dict[str, Any]:
+    """Maps the name of each existing group to its headway backend; None for groups of other backends."""
+    world = dist.distributed_c10d._world
+    return {name: find_backend(group) for group, name in world.pg_names.items()}
+
+
+def _label(kind: str, rank: int, track: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": {"name": text}}
+
+
+def _path_for(path: pathlib.Path, rank: int) -> pathlib.Path:
+    if "{rank}" in path.name:
+        return path.with_name(path.name.replace("{rank}", str(rank)))
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

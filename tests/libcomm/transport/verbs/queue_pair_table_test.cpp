@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The table that maps QP numbers to peers: open addressing, so the cases are numbers that share a place, and a
+// look-up beyond an entry that was removed.
+
+#include "transport/verbs/queue_pair_table.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+namespace headway::comm::verbs {
+namespace {
+
+TEST(QueuePairTable, FindsPeersWhoseNumbersShareAPlace) {
+  QueuePairTable table(3);
+  table.add(7, {.peer = 0});
+  table.add(15, {.peer = 1, .rail = 0});
+  table.add(0x800007, {.peer = 1, .rail = 3});
+  EXPECT_EQ(table.find(7).peer, 0);
+  EXPECT_EQ(table.find(15).peer, 1);
+  EXPECT_EQ(table.find(15).rail, 0U);
+  EXPECT_EQ(table.find(0x800007).peer, 1);
+  EXPECT_EQ(table.find(0x800007).rail, 3U);
+}
+
+TEST(QueuePairTable, ANumberThatWasNeverAddedHasNoPeer) {
+  QueuePairTable table(4);
+  EXPECT_LT(table.find(1).peer, 0);
+  for (int peer = 0; peer < 4; ++peer) table.add(16 + static_cast<std::uint32_t>(peer), {.peer = peer});
+  EXPECT_LT(table.find(1).peer, 0);
+  EXPECT_LT(table.find(16 + 8).peer, 0);
+}
+
+TEST(QueuePairTable, OthersAreFoundAfterOneIsRemoved) {
+  QueuePairTable table(2);
+  table.add(4, {.peer = 0});
+  table.add(8, {.peer = 1});
+  table.remove(4);
+  EXPECT_LT(table.find(4).peer, 0);
+  EXPECT_EQ(table.find(8).peer, 1);
+}
+
+}  // namespace
+}  // namespace headway::comm::verbs
