@@ -142,11 +142,13 @@ def torch_to_build_with() -> Torch | None:
 
 
 def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
-    return [*_scikit.get_requires_for_build_wheel(_as_dict(config_settings)), *_torch_requirement()]
+    torch = _torch_requirement()  # First: another torch must end the build with one line, before any other message.
+    return [*_scikit.get_requires_for_build_wheel(_as_dict(config_settings)), *torch]
 
 
 def get_requires_for_build_editable(config_settings: Settings | None = None) -> list[str]:
-    return [*_scikit.get_requires_for_build_editable(_as_dict(config_settings)), *_torch_requirement()]
+    torch = _torch_requirement()  # First: another torch must end the build with one line, before any other message.
+    return [*_scikit.get_requires_for_build_editable(_as_dict(config_settings)), *torch]
 
 
 def build_wheel(
