@@ -16,8 +16,6 @@ TrafficName = Literal[
     "keys", "keys_routed", "keys_received", "keys_found", "id_bytes", "vector_bytes", "gradient_bytes"
 ]
 
-_MOST_NUMBERS = 256  #: Device counters that are kept before they are summed into one.
-
 
 def number_of(keys: Keys) -> int | torch.Tensor:
     """Returns the number of valid keys: an int, or (1,) int32 on the device if only the device knows it."""
@@ -29,21 +27,32 @@ class TrafficCounts:
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = dict.fromkeys(get_args(TrafficName), 0)
-        self._on_device: dict[str, list[torch.Tensor]] = {}  #: Numbers that only the device knows, not in the totals.
+        # Sums of the numbers that only a device knows, (1,) int64. Each stream has its own, as additions on two streams
+        # would have no order. Keys: name and stream.
+        self._on_device: dict[tuple[str, int], torch.Tensor] = {}
 
     def add(self, name: TrafficName, number: int | torch.Tensor) -> None:
-        """Adds to a counter. Does not wait for the device."""
+        """Adds to a counter. Does not wait for the device.
+
+        Args:
+            number: an int, or (1,) on a device, written by work of the current stream.
+        """
         if isinstance(number, int):
             self._totals[name] += number
             return
-        numbers = self._on_device.setdefault(name, [])
-        numbers.append(number)
-        if len(numbers) == _MOST_NUMBERS:
-            numbers[:] = [torch.cat(numbers).sum(dtype=torch.int64).view(1)]
+        key = (name, torch.cuda.current_stream(number.device).cuda_stream if number.is_cuda else 0)
+        total = self._on_device.get(key)
+        if total is None:
+            self._on_device[key] = number.to(torch.int64, copy=True)
+        else:
+            # Added at once: a list of numbers to add up later would make one step in many milliseconds longer.
+            total += number
 
     def totals(self) -> dict[str, int]:
         """Returns all counters. Waits for the device."""
-        return {
-            name: total + sum(int(number) for number in self._on_device.get(name, ()))
-            for name, total in self._totals.items()
-        }
+        totals = dict(self._totals)
+        for device in {number.device for number in self._on_device.values() if number.is_cuda}:
+            torch.cuda.synchronize(device)
+        for (name, _), number in self._on_device.items():
+            totals[name] += int(number)
+        return totals
