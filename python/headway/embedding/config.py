@@ -185,9 +185,11 @@ class Eviction:
 
     A step that begins with more than ``high_water`` times ``max_rows`` rows evicts. So does a lookup that finds no
     room. On the CPU a step evicts the rows beyond ``high_water``, at least 128 but none below ``low_water``, so that no
-    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. The order is exact
-    on all devices. It follows from counts and steps; of equal rows the one with the lowest hash goes first. Rows that
-    are in use are not evicted.
+    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. A table on CUDA
+    whose ``high_water`` is 2^20 rows or more spreads this over 16 steps, each for a 16th of the ids.
+
+    The order follows from counts and steps; of equal rows the one with the lowest hash goes first. It is exact on all
+    devices; in a table that spreads its eviction, it is exact within each 16th. Rows in use are not evicted.
     """
 
     policy: Literal["lru", "lfu"]

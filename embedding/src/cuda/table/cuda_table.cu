@@ -118,6 +118,7 @@ void CudaTable::clear() {
   make_stripes(stream);
   wait(stream);
   rows_.clear();
+  num_parts_left_ = 0;
   ++generation_;
 }
 

@@ -156,14 +156,20 @@ class CudaTable final : public Table {
   void evict_async(std::uint32_t const* num_too_many, cudaStream_t stream);
   /// If there are more than `num_allowed` rows, evicts down to `num_left`, within eviction_batch (rows_left()).
   void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
-  /// Removes `*num_too_many` keys of least score; ties go to the lowest hash ^ order.
+  /// Eviction of begin_step(): as a whole, or from the next part of a large table (cuda_table_eviction.cu).
+  void evict_in_step_async(cudaStream_t stream);
+  /// Evicts the surplus of one part over its share of low_water, within eviction_batch.
+  /// @param is_first this part begins an eviction: the device decides whether there are more than high_water rows
+  void evict_part_async(std::size_t part, bool is_first, cudaStream_t stream);
+  /// Removes `*num_too_many` keys of least score from some stripes; ties go to the lowest hash ^ order.
   /// @param scores maps the word of a slot to its score, or to kStays for keys that must not go
   /// @param most_scores upper bound for the keys that have a score
   /// @param num_too_many in device memory
   /// @param counter statistic that counts the removed keys
   template <class Scores>
-  void remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
-                          std::uint64_t TableStatistics::*counter, cudaStream_t stream, std::uint64_t order = 0);
+  void remove_least_async(StripeRange const& range, Scores const& scores, std::size_t most_scores,
+                          std::uint32_t const* num_too_many, std::uint64_t TableStatistics::*counter,
+                          cudaStream_t stream, std::uint64_t order = 0);
   /// Removes the expired rows of the stripes that this step sweeps.
   void sweep_expired_async(std::uint32_t step_before, cudaStream_t stream);
   /// Removes the expired rows of these keys, so that an insertion finds the keys absent.
@@ -209,6 +215,7 @@ class CudaTable final : public Table {
   // Arguments of the last begin_step(). Rows looked up in step `oldest_in_use_` or later must not be evicted: a
   // backward pass that has yet to come holds their ids.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::size_t num_parts_left_ = 0;  ///< Parts that the present eviction has yet to visit; 0: none is under way.
   std::uint64_t generation_ = 0;
 };
 

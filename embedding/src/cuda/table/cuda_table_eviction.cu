@@ -12,10 +12,17 @@
 // Example: two keys too many, scores A 5, B 5, C 3, D 9, hashes A 70, B 20.
 //   The last score is 5, of which one key is wanted. Among A and B the last hash is 20. C and B go.
 //
-// Invariants: rows in use have score kStays and are never collected. The order is that of the CPU: score, then hash.
-//   Between the kernels no score changes, so the erasure takes the keys that the selections counted.
-// Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key.
-// Source: docs/design/cuda_tables.md, "What is evicted is chosen on the device"; radix_selection.cu.
+// Parts: one scan of a large table takes many times as long as a step. So begin_step() evicts from a large table in
+//   16 steps, from one part of the key index (1/16 of the keys) in each. A part goes down to its share of low_water.
+//   Example: high_water 8,000,000, low_water 7,200,000. After the step that finds 8,000,001 rows, each part has
+//   450,000 rows when its turn is over. Hashes choose the part of a key, so each part is a random sample of the rows.
+//
+// Invariants: rows in use have score kStays and are never collected. The order is that of the CPU: score, then hash;
+//   with parts it holds within a part. Between the kernels no score changes, so the erasure takes the keys that the
+//   selections counted. Parts never take the table below low_water.
+// Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key; with
+//   parts a 16th of that per step, and one more pass that counts the rows of the part.
+// Source: docs/design/cuda_tables.md, "The device chooses the rows to evict"; radix_selection.cu.
 
 #include "cuda/index/for_each_bucket.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -25,6 +32,9 @@
 #include "headway/base/status.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 namespace headway::embedding {
 
@@ -131,22 +141,22 @@ struct IsAmongLeast {
 }  // namespace
 
 template <class Scores>
-void CudaTable::remove_least_async(Scores const& scores, std::size_t most_scores, std::uint32_t const* num_too_many,
-                                   std::uint64_t TableStatistics::*counter, cudaStream_t stream, std::uint64_t order) {
+void CudaTable::remove_least_async(StripeRange const& range, Scores const& scores, std::size_t most_scores,
+                                   std::uint32_t const* num_too_many, std::uint64_t TableStatistics::*counter,
+                                   cudaStream_t stream, std::uint64_t order) {
   // Both selections own scratch memory for the most keys that may have a score. It is freed in stream order.
   RadixSelection const by_score(most_scores, stream), by_hash(most_scores, stream);
-  for_each_bucket_async(all_stripes(), Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()},
+  for_each_bucket_async(range, Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()},
                         stream, "collect scores");
   by_score.select_async(num_too_many, stream);
-  for_each_bucket_async(all_stripes(),
-                        Collector<Scores, HashesOfLastScore>{scores, {by_score.last(), order}, by_hash.collected()},
+  for_each_bucket_async(range, Collector<Scores, HashesOfLastScore>{scores, {by_score.last(), order}, by_hash.collected()},
                         stream, "collect hashes");
   by_hash.select_async(&by_score.last()->num_wanted, stream);
-  erase_if(all_stripes(), IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last(), order}, counter, stream);
+  erase_if(range, IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last(), order}, counter, stream);
 }
 
 void CudaTable::evict_async(std::uint32_t const* num_too_many, cudaStream_t stream) {
-  remove_least_async(RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()},
+  remove_least_async(all_stripes(), RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()},
                      std::min(num_rows_at_most(), rows_.num_rows()), num_too_many, &TableStatistics::evicted, stream);
 }
 
@@ -178,11 +188,80 @@ void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaS
   evict_async(num_too_many.data(), stream);
 }
 
+namespace {
+
+/// Tables from this size on are evicted in parts. Below it, a scan of the whole table takes less than a step.
+constexpr std::size_t kLeastRowsForParts = std::size_t{1} << 20;
+constexpr std::size_t kNumParts = 16;
+
+/// First stripe of a part, or kCount for part kNumParts. Stripe s begins at the share 2^(s/64) - 1 of all keys
+/// (StripeMap), so parts of equal shares have 6 stripes at the front and 3 at the back.
+std::size_t first_stripe_of(std::size_t part) {
+  double const share = static_cast<double>(part) / kNumParts;
+  return static_cast<std::size_t>(std::lround(std::log2(1 + share) * StripeMap::kCount));
+}
+
+/// Visitor of for_each_bucket_async(): counts keys with a row.
+struct RowCounter {
+  std::uint32_t* num_rows;
+
+  __device__ void operator()(std::uint32_t /*stripe*/, WideBucket const* bucket) const {
+    std::uint32_t own = 0;
+    for (std::uint32_t slot = 0; bucket != nullptr && slot < WideBucket::kNumSlots; ++slot) {
+      own += is_row(bucket->words[slot]) ? 1 : 0;
+    }
+    std::uint32_t const sum = __reduce_add_sync(kAllLanes, own);
+    if (threadIdx.x % kWarp == 0 && sum > 0) atomicAdd(num_rows, sum);
+  }
+};
+
+}  // namespace
+
+void CudaTable::evict_in_step_async(cudaStream_t stream) {
+  if (options_.high_water < kLeastRowsForParts) return evict_async(options_.high_water, options_.low_water, stream);
+  // An import may have exceeded the limit; that surplus does not wait for the turn of its part.
+  if (num_rows_at_most() > options_.max_rows) evict_async(options_.max_rows, options_.low_water, stream);
+  bool const is_first = num_parts_left_ == 0;
+  if (is_first) num_parts_left_ = kNumParts;
+  evict_part_async(kNumParts - num_parts_left_, is_first, stream);
+  --num_parts_left_;
+}
+
+void CudaTable::evict_part_async(std::size_t part, bool is_first, cudaStream_t stream) {
+  std::size_t const first = first_stripe_of(part), count = first_stripe_of(part + 1) - first;
+  StripeRange const range = stripes(first, count);
+  std::size_t num_slots = 0;
+  double share = 0;
+  for (std::size_t i = first; i < first + count; ++i) {
+    num_slots += stripes_[i].num_slots();
+    share += shares_[i];
+  }
+  DeviceBuffer<std::uint32_t> const num_in_part(1, stream), num_too_many(1, stream);
+  base::check_cuda(cudaMemsetAsync(num_in_part.data(), 0, sizeof(std::uint32_t), stream), "cudaMemsetAsync");
+  for_each_bucket_async(range, RowCounter{num_in_part.data()}, stream, "count rows of a part");
+  for_each_async(
+      1,
+      [is_first, state = state_.data(), num_in_part = num_in_part.data(), num_too_many = num_too_many.data(),
+       high = options_.high_water, low = options_.low_water, batch = options_.eviction_batch,
+       low_in_part =
+           static_cast<std::size_t>(share * static_cast<double>(options_.low_water))] __device__(std::uint64_t) {
+        auto const too_many = [](std::size_t num, std::size_t allowed) { return num > allowed ? num - allowed : 0; };
+        std::size_t const num_rows = state->num_rows;
+        if (is_first) state->is_evicting = num_rows > high;
+        std::size_t const surplus =
+            state->is_evicting ? min(too_many(num_rows, low), too_many(*num_in_part, low_in_part)) : 0;
+        *num_too_many = static_cast<std::uint32_t>(min(surplus, batch));
+      },
+      stream, "count what is too much in a part");
+  remove_least_async(range, RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()}, num_slots,
+                     num_too_many.data(), &TableStatistics::evicted, stream);
+}
+
 void CudaTable::forget_pending_async(cudaStream_t stream) {
   std::size_t const most = options_.max_pending;
   auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most),
                                                 TableOptions::kUnlimited, stream);
-  remove_least_async(PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream,
+  remove_least_async(all_stripes(), PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream,
                      pending_order(step_));
 }
 
@@ -204,7 +283,8 @@ std::size_t CudaTable::evict_beyond_limit() {
   if (num_rows_at_most() <= most) return 0;
   auto const num_too_many =
       count_surplus_async(state_.data(), &TableState::num_rows, most, most, TableOptions::kUnlimited, stream);
-  remove_least_async(RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
+  remove_least_async(all_stripes(),
+                     RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
                      num_rows_at_most(), num_too_many.data(), &TableStatistics::evicted, stream);
   return wait(stream).statistics.evicted - before;
 }
