@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a full table that evicts: how much longer than the median step is the longest?
+
+The table is filled to ``low_water``. Then every step looks up new ids, and ids of the last 32 steps, trains them, and
+evicts when there are too many rows. On a GPU each step is timed to the end of its device work. The steps are the same in
+every round, and a step's time is its least over the rounds: a step that another program interrupted does not count as
+long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig
+
+from benchmarks.harness.arguments import make_parser, whole_number
+from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.plots import Panel
+from benchmarks.harness.points import Point
+from benchmarks.harness.report import measure_and_report
+from dlrm_examples.support.text_table import format_table, format_time
+
+DESCRIPTION = "steps of a full table that evicts rows: the longest against the median"
+
+_SCATTER = 0x1E3779B97F4A7C15
+_RECENT_STEPS = 32  #: Old ids of a step are drawn from the ids of so many steps before it.
+_WARM_UP_STEPS = 10
+_PARAMS = ("device", "rows", "dim", "keys", "threads")
+
+
+class _FullTable:
+    """A table at ``low_water``, and training steps on it."""
+
+    def __init__(self, options: argparse.Namespace, policy: str, new: float) -> None:
+        self._device = torch.device(options.device)
+        self._tables = HashTableCollection(
+            tables=[
+                TableConfig("t", dim=options.dim, optimizer=RowWiseAdagrad(lr=0.01), max_rows=options.rows,
+                            eviction=Eviction(policy=policy))
+            ],
+            features=[FeatureConfig("f", table="t", pooling=None)],
+            process_group=LOCAL,
+            num_threads=options.threads if self._device.type == "cpu" else None,
+            device=self._device,
+        )  # fmt: skip
+        self._random = np.random.default_rng(5)
+        self._num_keys, self._num_new = options.keys, int(options.keys * new)
+        self._next = 0
+        while self._next < options.rows * Eviction(policy=policy).low_water - options.keys:
+            self._train(self._draw_new(options.keys))
+
+    def draw(self) -> torch.Tensor:
+        """Draws the ids of a step: (keys,) int64 on the table's device."""
+        recent = min(self._next, _RECENT_STEPS * self._num_keys)
+        old = self._next - 1 - self._random.integers(0, recent, self._num_keys - self._num_new)
+        ids = torch.cat((self._draw_new(self._num_new), torch.from_numpy(old) * _SCATTER))
+        return ids[torch.from_numpy(self._random.permutation(len(ids)))].to(self._device)
+
+    def time_step(self, ids: torch.Tensor) -> float:
+        """Runs a step. Returns its duration in seconds, device work included."""
+        self._synchronize()
+        started = time.perf_counter()
+        self._train(ids)
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def statistics(self) -> dict[str, int]:
+        """Returns the counters of the table."""
+        return self._tables.statistics()["tables"]["t"]  # type: ignore[no-any-return]
+
+    def _draw_new(self, count: int) -> torch.Tensor:
+        ids = torch.arange(self._next, self._next + count) * _SCATTER
+        self._next += count
+        return ids
+
+    def _train(self, ids: torch.Tensor) -> None:
+        lengths = torch.tensor([len(ids)])
+        vectors = self._tables({"f": (ids.to(self._device), lengths.to(self._device))})["f"]
+        vectors.sum().backward()  # type: ignore[no-untyped-call]
+        self._tables.optimizer.step()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = make_parser("eviction", DESCRIPTION, ranks=(1,), rounds=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the table (default: %(default)s)")
+    parser.add_argument("--policy", nargs="+", choices=("lru", "lfu"), default=["lru", "lfu"],
+                        help="of eviction (default: lru lfu)")  # fmt: skip
+    parser.add_argument("--new", type=float, nargs="+", default=[1.0, 0.5], metavar="SHARE",
+                        help="parts of a step's ids that were never seen (default: 1.0 0.5)")  # fmt: skip
+    for name, default, text in (
+        ("--rows", 8_000_000, "max_rows of the table"),
+        ("--keys", 65_536, "ids of a step"),
+        ("--dim", 32, "values of an embedding"),
+        ("--steps", 300, "timed steps at least"),
+        ("--threads", os.cpu_count() or 1, "of a table on the CPU"),
+    ):
+        parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    options = parser.parse_args(argv)
+    if not all(0 < share <= 1 for share in options.new):
+        parser.error("--new: parts greater than 0, and at most 1, expected")
+    return measure_and_report("eviction", parser, options, measure=measure, format_points=format_points, panels=_panels)
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    """Measures one point for each policy and part of new ids.
+
+    Raises:
+        BenchmarkError: nothing was evicted in the timed steps.
+    """
+    return [_measure_point(options, policy, new) for policy in options.policy for new in options.new]
+
+
+def _measure_point(options: argparse.Namespace, policy: str, new: float) -> Point:
+    rounds = [_time_steps(options, policy, new) for _ in range(options.rounds)]
+    evicted = rounds[0][1]
+    if evicted == 0:
+        raise BenchmarkError(f"{options.steps} steps evicted nothing: give --steps a larger number")
+    # A step is the same in all rounds: its least time is without interruptions by other programs.
+    durations_s = np.min([durations_s for durations_s, _ in rounds], axis=0)
+    p5_s, median_s, p95_s, p99_s = np.quantile(durations_s, (0.05, 0.5, 0.95, 0.99)).tolist()
+    longest_s = float(durations_s.max())
+    return Point(
+        name="eviction", params={**{name: getattr(options, name) for name in _PARAMS}, "policy": policy, "new": new},
+        system="headway", median_s=median_s, p5_s=p5_s, p95_s=p95_s, samples=len(durations_s),
+        rate=options.keys / median_s, unit="ids/s",
+        extra={
+            "p99_s": p99_s, "longest_s": longest_s, "longest_over_median": longest_s / median_s, "evicted": evicted,
+            "rounds": options.rounds,
+        },
+    )  # fmt: skip
+
+
+def _time_steps(options: argparse.Namespace, policy: str, new: float) -> tuple[list[float], int]:
+    """Times the steps of a new table, which are the same in every call. Returns durations and rows evicted."""
+    table = _FullTable(options, policy, new)
+    # The first steps fill the table up to high_water, and the first eviction allocates scratch memory.
+    while table.statistics()["evicted"] == 0:
+        table.time_step(table.draw())
+    for _ in range(_WARM_UP_STEPS):
+        table.time_step(table.draw())
+    before = table.statistics()["evicted"]
+    gc.collect()
+    gc.disable()  # A collection in Python takes several milliseconds.
+    try:
+        durations_s = [table.time_step(table.draw()) for _ in range(options.steps)]
+    finally:
+        gc.enable()
+    return durations_s, table.statistics()["evicted"] - before
+
+
+def format_points(points: Sequence[Point]) -> str:
+    """Formats the table: one row for each point."""
+    rows = [
+        (
+            "{policy}, {new:.0%} new".format(**point.params),
+            format_time(point.median_s),
+            format_time(point.extra["p99_s"]),
+            format_time(point.extra["longest_s"]),
+            f"{point.extra['longest_over_median']:.2f}",
+            str(point.extra["evicted"]),
+        )
+        for point in points
+    ]
+    return format_table(("", "median step", "99%", "longest", "longest / median", "rows evicted"), rows)
+
+
+def _panels(points: Sequence[Point]) -> list[Panel]:
+    del points  # One number a point: the table says it all.
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
