@@ -4,7 +4,7 @@
 # Installs what building and testing need: .venv/ in the checkout, and Debian packages where that is allowed.
 # Does nothing when a stamp in .venv/ says that this very set-up has been done.
 # Usage: [TORCH=2.15] tools/setup.sh [--ci | --docs | --print-versions]
-#   TORCH             a version of torch_versions.txt, such as 2.11 or 2.11.0 (default: 2.11)
+#   TORCH             a version of torch_versions.txt, such as 2.11 or 2.11.0 (default: 2.14)
 #   --docs            adds what `make docs` needs
 #   --ci              adds all that only .ci/run needs
 #   --print-versions  prints the versions of torch, TorchRec and FBGEMM that would be installed, and ends
@@ -23,7 +23,7 @@ find_versions() {
     END { if (row == "") { print known; exit 1 } print row }' tools/torch_versions.txt
 }
 
-versions=$(find_versions "${TORCH:=2.11}") || die "there is no torch $TORCH in tools/torch_versions.txt, only$versions"
+versions=$(find_versions "${TORCH:=2.14}") || die "there is no torch $TORCH in tools/torch_versions.txt, only$versions"
 read -r torch torchrec fbgemm <<<"$versions"
 readonly venv=.venv torch torchrec fbgemm
 readonly stamp="$venv/headway-setup-$( (cat tools/setup.sh tools/requirements.txt; echo "$versions") | sha256sum | cut -c1-16)"
