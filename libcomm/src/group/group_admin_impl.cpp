@@ -87,7 +87,7 @@ Status GroupAdminImpl::deliver(std::chrono::milliseconds timeout) {
     }
     auto const left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
     auto const slice = std::clamp(left, std::chrono::milliseconds(0), kDeliverySlice);
-    if (core_.wait_untimed(lock, *operation, slice).ok()) continue;
+    if (core_.wait_unobserved(lock, *operation, slice).ok()) continue;
     if (core_.has_failed()) return core_.failure();
     if (Clock::now() < deadline) continue;
     return {StatusCode::kTimeout, "rank " + std::to_string(core_.rank()) + " waited " +

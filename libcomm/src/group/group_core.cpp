@@ -7,8 +7,8 @@
 // - A wait polls first, since most exchanges end within microseconds: 200 us, or 2 ms while a peer writes large
 //   blocks straight into outputs of this rank. Then it sleeps in slices of 100 ms at most, and looks at deadlines in
 //   between. With more ranks than cores it yields instead of polling.
-// - Deadlines are looked at rarely, each 64th part of the timeout (from 1 to 100 ms), since there may be many
-//   operations. So an operation may end by that much too late.
+// - Deadlines are checked once in a 64th of the timeout (from 1 to 100 ms), since there may be many operations. So a
+//   timeout may be reported that much late.
 // - A failure is final. All pending operations end with it, and later calls throw it.
 //
 // Order in fail(): the peers are told the reason first, so that they name it and not this rank's end. Then the
@@ -45,10 +45,10 @@ constexpr char kObserverPrefix = '\x06';  ///< First byte of an OOB message betw
 
 /// Longest sleep of a waiter before it checks deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
-/// Time that a waiter polls before it sleeps. It is longer while a peer puts large blocks into windows on outputs: that
-/// takes about as long, and a sleeping rank answers late.
+/// Time that a waiter polls before it sleeps. It is longer while a peer writes large blocks into outputs of this rank
+/// ("windows"): such a write takes about 2 ms, and a sleeping rank would react late.
 constexpr std::chrono::microseconds kSpinTime{200}, kSpinTimeWithWindows{2000};
-/// Shorter sleeps cost more than they save.
+/// A waiter yields instead of sleeping for less time than this.
 constexpr std::chrono::milliseconds kShortestSleep{1};
 
 /// Time between two looks at the deadlines of all operations, of which there may be many.
@@ -168,15 +168,15 @@ void GroupCore::release(GroupChannels::Operations& done) {
 
 Status GroupCore::wait(ProgressLock& lock, OperationState& operation,
                        std::optional<std::chrono::milliseconds> timeout) {
-  if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_untimed(lock, operation, timeout);
+  if (!options_.adapt_lag || operation.verb() != Verb::kAllToAll) return wait_unobserved(lock, operation, timeout);
   int const waited = static_cast<AllToAllOperation&>(operation).channel;
   for (auto const& channel : channels_.all_to_alls()) channel->observers().wait_began(waited);
-  Status status = wait_untimed(lock, operation, timeout);
+  Status status = wait_unobserved(lock, operation, timeout);
   for (auto const& channel : channels_.all_to_alls()) channel->observers().wait_ended(waited);
   return status;
 }
 
-Status GroupCore::wait_untimed(ProgressLock& lock, OperationState& operation,
+Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
                                std::optional<std::chrono::milliseconds> timeout) {
   Deadline const deadline = timeout ? deadline_after(*timeout) : Deadline::max();
   Backoff backoff(cores_are_shared_);
@@ -252,11 +252,7 @@ void GroupCore::fail(Status status, bool says_so, base::LogLevel level) {
   if (context().flight_recorder().is_on()) note_failed_records();
   failed_ = true;
   progress_at_failure_ = channels_.completed_counts();
-  if (says_so) {
-    std::string text(failure_.message());
-    if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
-    send_oob_to_peers(text);
-  }
+  if (says_so) tell_failure_to_peers();
   if (auto* const observer = observer_.load()) observer->group_failed(failure_);
   context().endpoint().retract();     // Before any operation is done: from then on its memory is the caller's.
   if (on_failure_) report_failure();  // Also before that: a caller that sees the error may end the process.
@@ -264,6 +260,18 @@ void GroupCore::fail(Status status, bool says_so, base::LogLevel level) {
   channels_.cancel(failure_, done);
   release(done);
   context().endpoint().wake();
+}
+
+void GroupCore::tell_failure_to_peers() noexcept {
+  try {
+    std::string text(failure_.message());
+    if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
+    send_oob_to_peers(text);
+  } catch (std::exception const& error) {
+    // This rank's operations must end all the same. Peers find out by their own time limits.
+    base::log(base::LogLevel::kWarning, "group", rank_,
+              "group '" + options_.name + "' could not tell its failure to its peers: " + error.what());
+  }
 }
 
 void GroupCore::fail_in_background(std::string const& reason) noexcept {
@@ -321,7 +329,7 @@ bool GroupCore::needs(int peer) const {
 
 std::string GroupCore::describe_missing() const {
   if (auto text = channels_.describe_missing_all_to_all(); !text.empty()) return text;
-  // Asked before the point-to-point messages, which an observer may use.
+  // The observer comes first: a missing point-to-point message may be one of its own.
   auto* const observer = observer_.load();
   if (auto text = observer == nullptr ? "" : observer->describe_missing(); !text.empty()) return text;
   return channels_.describe_missing_message();

@@ -91,7 +91,8 @@ class GroupCore final : private ArrivalSink {
 
   Status wait(ProgressLock& lock, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
   /// wait() that does not count as a wait of the calling thread for the lag advisor.
-  Status wait_untimed(ProgressLock& lock, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
+  Status wait_unobserved(ProgressLock& lock, OperationState& operation,
+                         std::optional<std::chrono::milliseconds> timeout);
   /// Runs `callback` on the callback thread once `operation` is done. @returns false, and drops nothing, if it is done
   /// within `poll_time`: then the caller runs it.
   [[nodiscard]] bool call_when_done(ProgressLock& lock, OperationState& operation, std::function<void()>& callback,
@@ -122,6 +123,7 @@ class GroupCore final : private ArrivalSink {
   void send_refusal(int peer);
   /// Sends an OOB message to all peers.
   void send_oob_to_peers(std::string_view text);
+  void tell_failure_to_peers() noexcept;
   [[nodiscard]] Survivors& survivors() { return survivors_; }
   /// Number of operations completed when the group failed.
   [[nodiscard]] Progress const& progress_at_failure() const { return progress_at_failure_; }
