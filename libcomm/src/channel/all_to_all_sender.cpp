@@ -8,18 +8,18 @@
 //   larger                         read by the receiver          read by the receiver; the lag is lost
 //
 // A receiver reads a block from the sender's memory, which saves a copy. Where the transport cannot do that, a block
-// that fits goes into the slot, and a larger one piecewise (rendezvous_protocol.cpp). For both ways a receiver waits
-// for an announcement (RTS, request to send) and the sender for the receiver. That is why a block above slot_bytes
-// cannot lag: it goes nowhere without its receiver.
+// that fits goes into the slot, and a larger one piecewise (rendezvous_protocol.cpp). Reading and piecewise transfer
+// both start with an announcement (RTS, request to send), and end only when the receiver has taken part. That is why a
+// block above slot_bytes cannot lag.
 //
 // With max_lag above 0 a block that would fit into the slot is announced only if the slots of the whole ring would
 // not stay in cache (get_footprint), since only then does the copy cost much. The sender must be able to go on
 // without the receiver, so it may revoke the RTS: both claim one word by compare-and-swap, and the winner moves the
-// block. The sender does so when its operation waits for nothing else, after 50 us (rts_patience) for each started
+// block. The sender revokes when its operation waits only for open RTS, 50 us (rts_patience) later for each started
 // 256 KiB: with slots of 1 MiB, 150 us for a block of 600 KiB.
 //
-// Invariant: whoever wins the claim moves the block, so it moves once. A sender that lost forgets the RTS and waits
-// for the receiver.
+// Invariant: whoever wins the claim moves the block, so it moves once. A sender that lost no longer tries to revoke,
+// and waits until the receiver has read the block.
 
 #include "channel/all_to_all_sender.hpp"
 
@@ -29,8 +29,8 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::size_t kSmallBytes = 32;  ///< The notification itself can carry such a block, so no prefetch.
-/// rts_patience counts once for each started unit of the largest block with an open RTS.
+constexpr std::size_t kSmallBytes = 32;  ///< Blocks up to this size travel in the notification: their slot needs no prefetch.
+/// The patience is rts_patience for each started unit of the largest block with an open RTS.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
 }  // namespace
@@ -129,7 +129,7 @@ Deadline AllToAllSender::revoke_overdue(AllToAllOperation& operation, Clock::tim
   for (auto const& each : open_rts) {
     largest = std::max(largest, operation.sends[static_cast<std::size_t>(each.peer)].size());
   }
-  auto const units = static_cast<int>(largest / kPatienceUnitBytes + 1);
+  auto const units = static_cast<int>((largest + kPatienceUnitBytes - 1) / kPatienceUnitBytes);
   Deadline const due = operation.lacks_only_rts_at + units * rts_patience_;
   if (now >= due) revoke(operation);
   return open_rts.empty() ? Deadline::max() : std::max(now, due);
