@@ -136,13 +136,15 @@ void ReductionDelegate::State::start_creation(std::shared_ptr<State> const& self
 
 void ReductionDelegate::State::create_backend(std::function<void(std::string const&)> const& fail_group) {
   try {
-    auto created = factory();
+    auto const created = factory();
+    bool is_aborted_already = false;
     {
       std::lock_guard const lock(mutex);
       if (timeout) set_timeout_of(*created, *timeout);
-      backend = std::move(created);
-      if (is_aborted) backend->abort();
+      backend = created;
+      is_aborted_already = is_aborted;
     }
+    if (is_aborted_already) created->abort();
     changed.notify_all();
     run_queue();
   } catch (std::exception const& error) {
@@ -158,8 +160,9 @@ void ReductionDelegate::State::create_backend(std::function<void(std::string con
 }
 
 void ReductionDelegate::State::run_queue() {
+  c10::intrusive_ptr<c10d::Backend> reducing;  // Before the lock: its destructor may wait, so not under the mutex.
   std::unique_lock lock(mutex);
-  auto const reducing = backend;
+  reducing = backend;
   while (!queue.empty()) {
     // The call stays in the queue while it is started, so that a later one does not overtake it.
     auto& next = queue.front();
@@ -194,6 +197,8 @@ c10::intrusive_ptr<c10d::Backend> ReductionDelegate::backend(std::chrono::millis
   state_->start_creation(state_, [](std::string const&) {});
   state_->changed.wait_for(lock, timeout, [&] { return state_->backend || !state_->failure.empty(); });
   TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), "headway: ", state_->failure);
+  TORCH_CHECK_WITH(DistBackendError, state_->backend, "headway: the group that reduces was not made within ",
+                   timeout.count(), " ms");
   return state_->backend;
 }
 
@@ -236,6 +241,7 @@ void ReductionDelegate::State::leave() {
     *ending = std::move(backend);
     is_ending = *ending != nullptr;
   }
+  changed.notify_all();  // For those in backend().
   if (!*ending) return;
   try {
     start_detached("headway_end", [self = shared_from_this(), ending] {
@@ -247,7 +253,7 @@ void ReductionDelegate::State::leave() {
       self->changed.notify_all();
     });
   } catch (std::exception const&) {
-    keep_forever(ending);  // No thread can be started to wait in.
+    keep_forever(ending);  // No thread could be started. The backend is leaked, so that the exit does not block.
   }
 }
 
