@@ -25,3 +25,13 @@ def test_a_sum_may_exceed_the_type_of_the_numbers() -> None:
     for _ in range(3):
         counts.add("keys_routed", torch.tensor([2**31 - 1], dtype=torch.int32))
     assert counts.totals()["keys_routed"] == 3 * (2**31 - 1)
+
+
+def test_numbers_of_inference_mode_and_of_training_are_added() -> None:
+    counts = TrafficCounts()
+    with torch.inference_mode():
+        counts.add("keys_found", torch.tensor([1], dtype=torch.int32))
+    counts.add("keys_found", torch.tensor([2], dtype=torch.int32))
+    with torch.inference_mode():
+        counts.add("keys_found", torch.tensor([4], dtype=torch.int32))
+    assert counts.totals()["keys_found"] == 7
