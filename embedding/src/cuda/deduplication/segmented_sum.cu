@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Segmented sum on the GPU: for each unique key, the weighted sum of the values of its members' bags. It reduces the
-// gradients of bags to gradients of rows (reduce(), update_bags()).
+// gradients of bags to gradients of rows (reduce(), update_bags()). A member of a unique key is one of its occurrences in
+// the batch; each lies in a bag.
 //
 // Idea: the members of a unique key are a segment of all members. A short segment (at most kChunkMembers) is summed by
 // the kernel that needs its sum (SegmentedSumView). A long one is summed beforehand, so that one frequent key does not
@@ -27,7 +28,8 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kWindow = 32;           ///< Chunks per window. A block sums segments that go on for longer.
+/// Chunks per window. Segments that end more than kWindow chunks after their first one are summed by a block.
+constexpr std::uint32_t kWindow = 32;
 constexpr std::uint32_t kPieces = 32;           ///< Pieces into which a block divides such a segment.
 constexpr std::uint32_t kPartialsInFlight = 8;  ///< Partial sums that a thread loads at a time.
 
@@ -76,7 +78,7 @@ struct Segments {
 // last member.
 template <class Vector>
 __global__ void __launch_bounds__(kBlockThreads, 4) sum_parts_kernel(Segments<Vector> segments) {
-  constexpr std::uint32_t kInFlight = 4;  // With more, registers hold half as many warps.
+  constexpr std::uint32_t kInFlight = 4;  // More need so many registers that only half as many warps are resident.
   auto const& unique = segments.terms.unique;
   std::uint32_t const column = column_of_thread(), chunk = row_of_thread(), begin = chunk * kChunkMembers;
   std::uint32_t const num_members = unique.num_known();
@@ -178,8 +180,8 @@ void sum_long_async(Segments<Vector> const& segments, std::uint64_t num_chunks, 
   base::check_launch("sum_long_segments_kernel");
 }
 
-// The lanes of a row look up the segments of a group of keys (KeyGroups), then write their sums, kRows at a time: first
-// the sums of several terms, which wait for their members, then the single terms, whose loads overlap.
+// The lanes of a row look up the segments of a group of keys (KeyGroups), then write their sums, kRows at a time. Sums of
+// several terms come first, because each waits for its own loads. Single terms come last, so that their loads overlap.
 __global__ void __launch_bounds__(kBlockThreads, 4)
     write_sums_kernel(__grid_constant__ SegmentedSumView const view, float* sums, KeyGroups groups) {
   constexpr std::uint32_t kRows = 4;
@@ -224,7 +226,7 @@ SegmentedSum::SegmentedSum(UniqueView const& unique, std::size_t num_keys, Bags 
              .values = values,
              .dim = static_cast<std::uint32_t>(dim)} {
   if (!bags.offsets.empty()) find_bags_async(bags.offsets, bag_of_.span(), stream);
-  // No segment can be long, so there are no chunk rows, and no kernel runs.
+  // So few members cannot be a long segment: there are no chunk rows, and no kernel has to sum them.
   if (num_keys <= kChunkMembers) return;
   std::uint64_t const num_chunks = (num_keys + kChunkMembers - 1) / kChunkMembers;
   chunk_rows_ = DeviceBuffer<float>(num_chunks * ChunkRows::kCount * dim, stream);
