@@ -185,8 +185,9 @@ class Eviction:
 
     A step that begins with more than ``high_water`` times ``max_rows`` rows evicts. So does a lookup that finds no
     room. On the CPU a step evicts the rows beyond ``high_water``, at least 128 but none below ``low_water``, so that no
-    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. A table on CUDA
-    whose ``high_water`` is 2^20 rows or more spreads this over 16 steps, each for a 16th of the ids.
+    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. On CUDA a
+    table whose ``high_water`` is 2^20 rows or more on this rank spreads that over 16 steps, each for about a 16th of
+    the ids. An eviction by a lookup without room is not spread, so leave room above ``high_water``.
 
     The order follows from counts and steps; of equal rows the one with the lowest hash goes first. It is exact on all
     devices; in a table that spreads its eviction, it is exact within each 16th. Rows in use are not evicted.

@@ -191,5 +191,38 @@ TEST_F(CudaTableStepsTest, TheHostDoesNotWaitForTheDeviceInStepsAtTheLimit) {
   }
 }
 
+TEST_F(CudaTableStepsTest, ALargeTableEvictsInPartsThoughTheHostKnowsTheRowsLate) {
+  constexpr std::size_t kHighWater = std::size_t{1} << 20, kLowWater = kHighWater - kHighWater / 8, kBatch = 64;
+  constexpr std::uint32_t kNumParts = 16;
+  TableOptions const options{.dim = 1,
+                             .max_rows = 2 * kHighWater,
+                             .eviction = EvictionPolicy::kLeastRecentlyUsed,
+                             .high_water = kHighWater,
+                             .low_water = kLowWater};
+  auto const make_step = [](std::uint64_t first, std::size_t size) {
+    std::vector<std::uint64_t> ids(size);
+    std::ranges::generate(ids, [&first] { return first++; });
+    return Step(std::move(ids), static_cast<std::uint32_t>(size), true);
+  };
+  HeldStream stream;
+  auto const table = make_cuda_table(options, stream.place());
+  auto const filling = make_step(0, kHighWater - kBatch / 2), known = make_step(0, kBatch),
+             added = make_step(kHighWater, kBatch);
+  std::uint32_t number = 0;
+  enqueue(*table, filling, ++number);
+  static_cast<void>(table->size());  // From here on the host knows the number of rows.
+  stream.hold();
+  // The host has to reckon with too many rows after the known keys, and the device has them only after the new keys.
+  enqueue(*table, known, ++number);
+  table->begin_step(number + 1, number);
+  ++number;
+  enqueue(*table, added, ++number);
+  for (std::uint32_t part = 0; part < kNumParts; ++part, ++number) table->begin_step(number + 1, number);
+  stream.release();
+  EXPECT_FALSE(stream.was_waited_for());
+  EXPECT_GE(table->size().rows, kLowWater);
+  EXPECT_LT(table->size().rows, kLowWater + kLowWater / 100);
+}
+
 }  // namespace
 }  // namespace headway::embedding

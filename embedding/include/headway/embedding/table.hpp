@@ -77,12 +77,12 @@ struct TableOptions {
   std::size_t max_rows = kUnlimited;  ///< Most rows; an insertion beyond it evicts others or gets kNoRoom.
   EvictionPolicy eviction = EvictionPolicy::kNone;
   /// Above `high_water` rows, begin_step() evicts down to `low_water`, within `eviction_batch`. So does an insertion
-  /// that would exceed max_rows. A CUDA table with a `high_water` of 2^20 rows or more spreads this over 16 steps: each
-  /// takes one part of the keys, chosen by hash, down to its share of `low_water`.
+  /// that would exceed max_rows. A CUDA table with a `high_water` of 2^20 rows or more spreads the eviction of
+  /// begin_step() over 16 steps: each takes one part of the keys, chosen by hash, down to its share of `low_water`.
   std::size_t high_water = kUnlimited, low_water = kUnlimited;
   /// Most rows that one eviction removes, unless a limit demands more. It spreads the cost of eviction over steps.
-  /// kUnlimited: down to `low_water` at once. The order of eviction does not depend on it. (CUDA tables that evict in
-  /// parts apply it to each part.)
+  /// kUnlimited: down to `low_water` at once. The order of eviction does not depend on it. A CUDA table that evicts
+  /// in parts applies it to each part.
   std::size_t eviction_batch = kUnlimited;
   /// Rows not looked up for more than this number of steps are expired: lookups report their keys as absent, and
   /// eviction takes them first. Each step removes the expired rows of one 64th of the table. 0: rows never expire.

@@ -27,7 +27,7 @@ struct TableState {
   std::uint32_t live[StripeMap::kCount] = {};  ///< Slots of each stripe with a key.
   FreeRows free_rows[2];                       ///< By Precision.
   std::uint32_t num_rows = 0, num_cold = 0, num_pending = 0;
-  bool is_evicting = false;        ///< An eviction in parts is under way; each step visits one part.
+  std::uint32_t num_parts_left = 0;  ///< Parts that the present eviction has yet to visit, one in each step.
   std::uint32_t num_bad_rows = 0;  ///< Row ids passed by callers that the table does not have.
   TableStatistics statistics;
 };

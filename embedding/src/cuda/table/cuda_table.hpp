@@ -159,8 +159,8 @@ class CudaTable final : public Table {
   /// Eviction of begin_step(): as a whole, or from the next part of a large table (cuda_table_eviction.cu).
   void evict_in_step_async(cudaStream_t stream);
   /// Evicts the surplus of one part over its share of low_water, within eviction_batch.
-  /// @param is_first this part begins an eviction: the device decides whether there are more than high_water rows
-  void evict_part_async(std::size_t part, bool is_first, cudaStream_t stream);
+  /// The device decides whether there are too many rows.
+  void evict_part_async(std::size_t part, cudaStream_t stream);
   /// Removes `*num_too_many` keys of least score from some stripes; ties go to the lowest hash ^ order.
   /// @param scores maps the word of a slot to its score, or to kStays for keys that must not go
   /// @param most_scores upper bound for the keys that have a score
@@ -215,7 +215,9 @@ class CudaTable final : public Table {
   // Arguments of the last begin_step(). Rows looked up in step `oldest_in_use_` or later must not be evicted: a
   // backward pass that has yet to come holds their ids.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::size_t num_parts_left_ = 0;  ///< Parts that the present eviction has yet to visit; 0: none is under way.
+  // Eviction in parts: the part that comes next, and how many parts TableState::num_parts_left may ask for at most.
+  std::size_t next_part_ = 0, num_parts_left_ = 0;
+  bool has_imported_ = false;  ///< An import since the last eviction may have exceeded max_rows.
   std::uint64_t generation_ = 0;
 };
 

@@ -12,16 +12,19 @@
 // Example: two keys too many, scores A 5, B 5, C 3, D 9, hashes A 70, B 20.
 //   The last score is 5, of which one key is wanted. Among A and B the last hash is 20. C and B go.
 //
-// Parts: one scan of a large table takes many times as long as a step. So begin_step() evicts from a large table in
-//   16 steps, from one part of the key index (1/16 of the keys) in each. A part goes down to its share of low_water.
-//   Example: high_water 8,000,000, low_water 7,200,000. After the step that finds 8,000,001 rows, each part has
-//   450,000 rows when its turn is over. Hashes choose the part of a key, so each part is a random sample of the rows.
+// Parts: one scan of a large table takes several times as long as a step. So begin_step() evicts from a large table in
+//   16 steps, from one part of the key index in each. A part holds about 1/16 of the keys (0.76 to 1.22 of that, as it
+//   consists of whole stripes), and goes down to its share of low_water. Example: high_water 8,000,000, low_water
+//   7,200,000. A step finds 8,000,001 rows, so it and the next 15 steps visit one part each: a part with 1/16 of the
+//   keys keeps 450,000 rows. Hashes choose the part of a key, so each part is a random sample of the rows.
+//   The device decides in every step whether there are too many rows. The host only knows the most rows that there may
+//   be, so it launches at least the parts that the device wants to visit.
 //
 // Invariants: rows in use have score kStays and are never collected. The order is that of the CPU: score, then hash;
 //   with parts it holds within a part. Between the kernels no score changes, so the erasure takes the keys that the
 //   selections counted. Parts never take the table below low_water.
-// Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key; with
-//   parts a 16th of that per step, and one more pass that counts the rows of the part.
+// Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key. With
+//   parts a 16th of the passes per step, one more that counts the rows of the part, and 16 bytes per slot of the part.
 // Source: docs/design/cuda_tables.md, "The device chooses the rows to evict"; radix_selection.cu.
 
 #include "cuda/index/for_each_bucket.cuh"
@@ -35,6 +38,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace headway::embedding {
 
@@ -190,7 +194,7 @@ void CudaTable::evict_async(std::size_t num_allowed, std::size_t num_left, cudaS
 
 namespace {
 
-/// Tables from this size on are evicted in parts. Below it, a scan of the whole table takes less than a step.
+/// Least high_water of a table that is evicted in parts.
 constexpr std::size_t kLeastRowsForParts = std::size_t{1} << 20;
 constexpr std::size_t kNumParts = 16;
 
@@ -203,9 +207,11 @@ std::size_t first_stripe_of(std::size_t part) {
 
 /// Visitor of for_each_bucket_async(): counts keys with a row.
 struct RowCounter {
+  TableState const* state;
   std::uint32_t* num_rows;
 
   __device__ void operator()(std::uint32_t /*stripe*/, WideBucket const* bucket) const {
+    if (state->num_parts_left == 0) return;
     std::uint32_t own = 0;
     for (std::uint32_t slot = 0; bucket != nullptr && slot < WideBucket::kNumSlots; ++slot) {
       own += is_row(bucket->words[slot]) ? 1 : 0;
@@ -219,15 +225,15 @@ struct RowCounter {
 
 void CudaTable::evict_in_step_async(cudaStream_t stream) {
   if (options_.high_water < kLeastRowsForParts) return evict_async(options_.high_water, options_.low_water, stream);
-  // An import may have exceeded the limit; that surplus does not wait for the turn of its part.
-  if (num_rows_at_most() > options_.max_rows) evict_async(options_.max_rows, options_.low_water, stream);
-  bool const is_first = num_parts_left_ == 0;
-  if (is_first) num_parts_left_ = kNumParts;
-  evict_part_async(kNumParts - num_parts_left_, is_first, stream);
+  // An import may have exceeded the limit. That surplus does not wait for the turns of the parts.
+  if (std::exchange(has_imported_, false)) evict_async(options_.max_rows, options_.low_water, stream);
+  if (num_rows_at_most() > options_.high_water) num_parts_left_ = kNumParts;
+  evict_part_async(next_part_, stream);
+  next_part_ = (next_part_ + 1) % kNumParts;
   --num_parts_left_;
 }
 
-void CudaTable::evict_part_async(std::size_t part, bool is_first, cudaStream_t stream) {
+void CudaTable::evict_part_async(std::size_t part, cudaStream_t stream) {
   std::size_t const first = first_stripe_of(part), count = first_stripe_of(part + 1) - first;
   StripeRange const range = stripes(first, count);
   std::size_t num_slots = 0;
@@ -238,23 +244,32 @@ void CudaTable::evict_part_async(std::size_t part, bool is_first, cudaStream_t s
   }
   DeviceBuffer<std::uint32_t> const num_in_part(1, stream), num_too_many(1, stream);
   base::check_cuda(cudaMemsetAsync(num_in_part.data(), 0, sizeof(std::uint32_t), stream), "cudaMemsetAsync");
-  for_each_bucket_async(range, RowCounter{num_in_part.data()}, stream, "count rows of a part");
   for_each_async(
       1,
-      [is_first, state = state_.data(), num_in_part = num_in_part.data(), num_too_many = num_too_many.data(),
+      [state = state_.data(), high = options_.high_water] __device__(std::uint64_t) {
+        if (state->num_rows > high) state->num_parts_left = kNumParts;
+      },
+      stream, "decide on eviction");
+  for_each_bucket_async(range, RowCounter{state_.data(), num_in_part.data()}, stream, "count rows of a part");
+  for_each_async(
+      1,
+      [state = state_.data(), num_in_part = num_in_part.data(), num_too_many = num_too_many.data(),
        high = options_.high_water, low = options_.low_water, batch = options_.eviction_batch,
        low_in_part =
            static_cast<std::size_t>(share * static_cast<double>(options_.low_water))] __device__(std::uint64_t) {
+        *num_too_many = 0;
+        if (state->num_parts_left == 0) return;
+        --state->num_parts_left;
         auto const too_many = [](std::size_t num, std::size_t allowed) { return num > allowed ? num - allowed : 0; };
         std::size_t const num_rows = state->num_rows;
-        if (is_first) state->is_evicting = num_rows > high;
-        std::size_t const surplus =
-            state->is_evicting ? min(too_many(num_rows, low), too_many(*num_in_part, low_in_part)) : 0;
-        *num_too_many = static_cast<std::uint32_t>(min(surplus, batch));
+        std::size_t const surplus = min(too_many(num_rows, low), too_many(*num_in_part, low_in_part));
+        // As in rows_left(): within `batch`, unless more must go to reach high_water.
+        *num_too_many = static_cast<std::uint32_t>(min(surplus, max(batch, too_many(num_rows, high))));
       },
       stream, "count what is too much in a part");
-  remove_least_async(range, RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()}, num_slots,
-                     num_too_many.data(), &TableStatistics::evicted, stream);
+  remove_least_async(range, RowScores{rows_.view(), oldest_in_use_, options_.eviction, expiry()},
+                     std::min({num_slots, num_rows_at_most(), rows_.num_rows()}), num_too_many.data(),
+                     &TableStatistics::evicted, stream);
 }
 
 void CudaTable::forget_pending_async(cudaStream_t stream) {

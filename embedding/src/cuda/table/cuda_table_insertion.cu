@@ -389,6 +389,7 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
   DeviceBuffer<RowId> rows(on_host.size(), stream);
   DeviceBuffer<KeyStatus> device_statuses(on_host.size(), stream);
   Keys const keys{.ids = ids.span(), .tables = tables.span(), .counts = counts.span()};
+  has_imported_ = true;
   // The record's count decides on the precision. If a key repeats, its counts do not add up: the last one holds.
   insert(keys, {.min_count = 0, .is_limited = false, .fills_embeddings = false, .last_holds = true},
          {.rows = rows.data(), .statuses = device_statuses.data()}, stream);
