@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a full table that evicts: how much longer than the median step is the longest?
 
-The table is filled to ``low_water``. Then every step looks up new ids, and ids of the last 32 steps, trains them, and
-evicts when there are too many rows. On a GPU each step is timed to the end of its device work. The steps are the same in
-every round, and a step's time is its least over the rounds: a step that another program interrupted does not count as
-long.
+The table is filled to ``low_water``. Then every step looks up new ids and some of the last 32 x keys ids, trains them,
+and evicts when there are too many rows. Steps are timed from the first eviction on. On a GPU each step is waited for, or
+the host is up to ``--ahead`` steps ahead of the device and events time the steps. The steps are the same in every round,
+and a step's time is its least over the rounds: a step that another program interrupted does not count as long.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import os
 import sys
 import time
@@ -30,9 +31,9 @@ from dlrm_examples.support.text_table import format_table, format_time
 DESCRIPTION = "steps of a full table that evicts rows: the longest against the median"
 
 _SCATTER = 0x1E3779B97F4A7C15
-_RECENT_STEPS = 32  #: Old ids of a step are drawn from the ids of so many steps before it.
+_RECENT_BATCHES = 32  #: Old ids of a step are drawn from the newest ids, so many times the ids of a step.
 _WARM_UP_STEPS = 10
-_PARAMS = ("device", "rows", "dim", "keys", "threads")
+_PARAMS = ("device", "rows", "dim", "keys", "threads", "ahead")
 
 
 class _FullTable:
@@ -58,13 +59,29 @@ class _FullTable:
 
     def draw(self) -> torch.Tensor:
         """Draws the ids of a step: (keys,) int64 on the table's device."""
-        recent = min(self._next, _RECENT_STEPS * self._num_keys)
+        recent = min(self._next, _RECENT_BATCHES * self._num_keys)
         old = self._next - 1 - self._random.integers(0, recent, self._num_keys - self._num_new)
         ids = torch.cat((self._draw_new(self._num_new), torch.from_numpy(old) * _SCATTER))
         return ids[torch.from_numpy(self._random.permutation(len(ids)))].to(self._device)
 
-    def time_step(self, ids: torch.Tensor) -> float:
-        """Runs a step. Returns its duration in seconds, device work included."""
+    def time_steps(self, count: int, ahead: int) -> list[float]:
+        """Runs steps. Returns their durations in seconds, device work included.
+
+        Args:
+            ahead: steps that the host may be ahead of the device; 0: it waits for each.
+        """
+        if ahead == 0:
+            return [self._time_step(self.draw()) for _ in range(count)]
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        ends[0].record()
+        for step in range(count):
+            self._train(self.draw())
+            ends[step + 1].record()
+            ends[max(0, step + 1 - ahead)].synchronize()
+        self._synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(ends)]
+
+    def _time_step(self, ids: torch.Tensor) -> float:
         self._synchronize()
         started = time.perf_counter()
         self._train(ids)
@@ -103,13 +120,19 @@ def main(argv: Sequence[str]) -> int:
         ("--rows", 8_000_000, "max_rows of the table"),
         ("--keys", 65_536, "ids of a step"),
         ("--dim", 32, "values of an embedding"),
-        ("--steps", 300, "timed steps at least"),
+        ("--steps", 300, "timed steps"),
         ("--threads", os.cpu_count() or 1, "of a table on the CPU"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--ahead", type=whole_number(0), default=0, metavar="N",
+                        help="steps that the host may be ahead of a GPU; 0: it waits for each (default: 0)")  # fmt: skip
     options = parser.parse_args(argv)
-    if not all(0 < share <= 1 for share in options.new):
-        parser.error("--new: parts greater than 0, and at most 1, expected")
+    if not all(0 < share <= 1 and int(options.keys * share) > 0 for share in options.new):
+        parser.error("--new: parts of at least one id, and at most 1, expected")
+    if options.keys > options.rows // 4:
+        parser.error("--keys: at most a quarter of --rows expected")
+    if options.ahead > 0 and options.device == "cpu":
+        parser.error("--ahead: only with --device cuda, since a table on the CPU works in the call")
     return measure_and_report("eviction", parser, options, measure=measure, format_points=format_points, panels=_panels)
 
 
@@ -125,8 +148,8 @@ def measure(options: argparse.Namespace) -> list[Point]:
 def _measure_point(options: argparse.Namespace, policy: str, new: float) -> Point:
     rounds = [_time_steps(options, policy, new) for _ in range(options.rounds)]
     evicted = rounds[0][1]
-    if evicted == 0:
-        raise BenchmarkError(f"{options.steps} steps evicted nothing: give --steps a larger number")
+    if evicted < options.rows * (Eviction(policy=policy).high_water - Eviction(policy=policy).low_water):
+        raise BenchmarkError(f"{options.steps} steps are less than one eviction: give --steps a larger number")
     # A step is the same in all rounds: its least time is without interruptions by other programs.
     durations_s = np.min([durations_s for durations_s, _ in rounds], axis=0)
     p5_s, median_s, p95_s, p99_s = np.quantile(durations_s, (0.05, 0.5, 0.95, 0.99)).tolist()
@@ -137,7 +160,7 @@ def _measure_point(options: argparse.Namespace, policy: str, new: float) -> Poin
         rate=options.keys / median_s, unit="ids/s",
         extra={
             "p99_s": p99_s, "longest_s": longest_s, "longest_over_median": longest_s / median_s, "evicted": evicted,
-            "rounds": options.rounds,
+            "rounds": options.rounds, "longest_of_all_rounds_s": max(max(durations_s) for durations_s, _ in rounds),
         },
     )  # fmt: skip
 
@@ -147,14 +170,13 @@ def _time_steps(options: argparse.Namespace, policy: str, new: float) -> tuple[l
     table = _FullTable(options, policy, new)
     # The first steps fill the table up to high_water, and the first eviction allocates scratch memory.
     while table.statistics()["evicted"] == 0:
-        table.time_step(table.draw())
-    for _ in range(_WARM_UP_STEPS):
-        table.time_step(table.draw())
+        table.time_steps(1, 0)
+    table.time_steps(_WARM_UP_STEPS, 0)
     before = table.statistics()["evicted"]
     gc.collect()
     gc.disable()  # A collection in Python takes several milliseconds.
     try:
-        durations_s = [table.time_step(table.draw()) for _ in range(options.steps)]
+        durations_s = table.time_steps(options.steps, options.ahead)
     finally:
         gc.enable()
     return durations_s, table.statistics()["evicted"] - before
@@ -173,7 +195,7 @@ def format_points(points: Sequence[Point]) -> str:
         )
         for point in points
     ]
-    return format_table(("", "median step", "99%", "longest", "longest / median", "rows evicted"), rows)
+    return format_table(("least of the rounds", "median step", "99%", "longest", "longest / median", "evicted"), rows)
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how long the future of a small exchange takes over Headway, over Gloo, and for torch's future alone."""
+"""Measures how long the future of a small exchange takes over Headway, over Gloo, and for a future of torch that is
+completed without an exchange, which is the least that torch takes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.torch_ranks import run_torch_rounds
 from dlrm_examples.support.text_table import format_table, format_time
 
-DESCRIPTION = "futures of small exchanges against Gloo and torch alone"
+DESCRIPTION = "latency of futures of small exchanges, against Gloo and a bare future of torch"
 
 _GLOO = "gloo"
 
@@ -23,15 +24,15 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = make_parser("futures", DESCRIPTION, ranks=(2,), against=_GLOO, rounds=3)
     parser.add_argument("--repetitions", type=whole_number(1), default=5000, metavar="N",
-                        help="timed calls of a round (default: %(default)s)")  # fmt: skip
+                        help="timed calls per round (default: %(default)s)")  # fmt: skip
     parser.add_argument("--time-limit", type=whole_number(1), default=300, metavar="S",
-                        help="of a run (default: %(default)s s)")  # fmt: skip
+                        help="time limit of a run in seconds (default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
     return measure_and_report("futures", parser, options, measure=measure, format_points=format_points, panels=_panels)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Returns one point for each number of ranks, round and system. Tails are not combined over rounds."""
+    """Returns one point for each number of ranks, round and system: percentiles of rounds cannot be averaged."""
     settings = {
         "systems": ["headway", *([] if options.against == "none" else [_GLOO]), "torch"],
         "rounds": options.rounds,
