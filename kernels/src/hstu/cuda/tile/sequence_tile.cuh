@@ -49,13 +49,13 @@ struct SequenceTile {
 enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst, kFirstOnly };
 
 /// Maps ascending tile numbers to tiles of all sequences, so that a persistent grid can take tiles from a counter
-/// (longest processing time first). The cost of a tile is its rank within its sequence, counted from the end: cheap
-/// tiles should run last.
+/// (longest processing time first). The cost of a tile is the number of tiles of its sequence from this one on, in the
+/// order of BlockOrder: the first tile costs all of them, the last one 1. Cheap tiles should run last.
 ///
-/// Order: tiles that cost more than half of the most come first, then those down to an eighth, and so on by quarters.
-/// If the longest sequence has few tiles (kFewBlocks), all costs come at once, since each such pass reads keys and
-/// values anew. Within a range of costs, sections of sequences follow each other; the L2 cache holds the keys and
-/// values of a section. Within a section costs descend, and heads vary fastest.
+/// Order: tiles that cost more than half of the greatest cost come first, then those down to an eighth, and so on by
+/// quarters. If the longest sequence has few tiles (kFewBlocks), all costs form one range, because each further range
+/// reads the keys and values again. Within a range of costs, sections of sequences follow each other; the L2 cache
+/// holds the keys and values of a section. Within a section costs descend, and heads vary fastest.
 ///
 /// Example: two sequences of 3 and 1 tiles, one head, kLastFirst. Numbers 0 to 3 are tiles 2 and 1 of the first
 /// sequence, then tile 0 of the first and tile 0 of the second.
@@ -79,7 +79,7 @@ class TileSchedule {
     enter_section(0);
   }
 
-  /// Finds tile `tile_index`. @returns is there such a tile?
+  /// Finds tile `tile_index`. @returns false if there are no more tiles
   __device__ __forceinline__ bool find(std::int32_t tile_index, SequenceTile& tile) {
     while (max_cost_ > 0) {
       std::int32_t const sequence = chunk_begin_ + static_cast<std::int32_t>(threadIdx.x % kWarpThreads);
@@ -151,13 +151,13 @@ class TileSchedule {
   std::int32_t passed_ = 0;  ///< Number of tiles before the present 32 sequences and cost.
 };
 
-/// Gives tile indices to the blocks of a grid: each begins with its own index, then takes indices from a counter that
-/// starts at 0.
+/// Gives tile indices to the blocks of a grid. Each block first takes its own index, then `first` plus the next number
+/// of a counter that starts at 0.
 struct TileCounter {
   std::int32_t* taken = nullptr;  ///< Numbers taken so far, 0 at first. Null: static round-robin instead.
-  std::int32_t first = 0;         ///< Value of the first index taken; smaller ones are given statically.
+  std::int32_t first = 0;         ///< First index that the counter gives; blocks begin with the smaller ones.
 
-  /// Next tile index of this block. All lanes of a warp call it.
+  /// Next tile index of this block. All lanes of one warp of the block call it.
   /// @param present the present index; at first that of the block
   [[nodiscard]] __device__ __forceinline__ std::int32_t next(std::int32_t present) const {
     if (taken == nullptr) return present + static_cast<std::int32_t>(gridDim.x);
