@@ -10,7 +10,8 @@
 
 namespace headway::base {
 
-/// CUDA driver functions for stream-ordered copies, stream memory operations and memory shared between processes.
+/// Driver functions that transfers between GPUs need: stream-ordered copies, stream memory operations, and memory shared
+/// between processes. A driver older than CUDA 12 lacks some of them: see CudaDriver::has_streams.
 struct CudaStreamFunctions {
   decltype(&::cuGetErrorName) get_error_name;
   decltype(&::cuDeviceGetUuid) device_get_uuid;
@@ -45,7 +46,7 @@ struct CudaStreamFunctions {
 #endif
 };
 
-/// CUDA driver functions, resolved by name with dlsym().
+/// CUDA driver functions, resolved with dlsym(). Entries are never null unless their comment says so.
 struct CudaDriver {
   decltype(&::cuPointerGetAttributes) pointer_get_attributes;
   decltype(&::cuDeviceGet) device_get;
@@ -67,11 +68,11 @@ struct CudaDriver {
 /// Returns the CUDA driver that this process has already loaded, or null. Never loads it.
 std::shared_ptr<CudaDriver const> find_loaded_cuda_driver();
 
-/// Returns the driver of a process that has already called the CUDA runtime. Looks it up at the first call.
-/// @throws SystemError if the process has not loaded the driver, or if it is older than CUDA 12.
+/// Returns the driver of a process that has already called the CUDA runtime. Looks it up once, at the first call.
+/// @throws SystemError if the process has not loaded the driver, or if the driver is older than CUDA 12.
 CudaDriver const& cuda_driver();
 
-/// A device has too little free memory. what() names the call.
+/// Thrown if a device has too little free memory. what() names the call.
 class CudaOutOfMemory : public std::bad_alloc {
  public:
   explicit CudaOutOfMemory(std::string_view text) : text_(std::make_shared<std::string const>(text)) {}
