@@ -47,8 +47,8 @@ def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
     """Returns a function that starts an exchange with even splits.
 
     Args:
-        kind: "ordinary" outputs, "empty()" (outputs that senders write), or "slots".
-        size_B: bytes that a rank sends, over all ranks.
+        kind: "ordinary" (``torch.empty``), "empty()" (``headway.empty``: senders write into the output), or "slots".
+        size_B: bytes that each rank sends to all ranks together, a multiple of the number of ranks.
     """
     input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
     if kind == "slots":
@@ -65,13 +65,14 @@ def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B
     """Prints the host time of an exchange of ``size_B`` bytes per rank, and of its driver calls.
 
     Args:
-        calls: counters.
+        calls: counters of driver calls; reset after the warm-up.
         host_group: Gloo group for barriers.
         kind: see ``make_exchange()``.
-        size_B: bytes that a rank sends.
+        size_B: bytes that each rank sends, rounded up to a multiple of the number of ranks.
         is_waited: synchronise device and ranks before each exchange; otherwise exchanges are started back to back.
     """
-    exchange = make_exchange(kind, size_B)
+    num_ranks = dist.get_world_size()
+    exchange = make_exchange(kind, -(-size_B // num_ranks) * num_ranks)
     host_s = 0.0
     for index in range(-_WARM_UP, _CALLS):
         if is_waited or index <= 0:
