@@ -13,15 +13,15 @@ import torch.distributed as dist
 
 from headway.comm.groups import find_backend
 
-#: Most exchanges recorded per group; later ones are dropped.
+#: Maximum number of exchanges recorded per group; later ones are dropped.
 CAPACITY = 1_000_000
 
 
 class TraceEvent(TypedDict):
     """One completed exchange. Times are in seconds of the host's monotonic clock.
 
-    It starts with the call. It is posted when the transport has taken all messages of this rank: at once, unless
-    max_lag or a full peer holds them back. It is completed when the data of all peers is here.
+    It starts with the call. It is posted when the transport has taken all messages of this rank. That is at once, unless
+    max_lag is reached or the receive queue of a peer is full. It is completed when the data of all peers is here.
     """
 
     seq: int
@@ -99,6 +99,6 @@ def _label(kind: str, rank: int, track: int, text: str) -> dict[str, Any]:
 
 
 def _path_for(path: pathlib.Path, rank: int) -> pathlib.Path:
-    if "{rank}" in path.name:
-        return path.with_name(path.name.replace("{rank}", str(rank)))
+    if "{rank}" in str(path):
+        return pathlib.Path(str(path).replace("{rank}", str(rank)))
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
