@@ -52,7 +52,7 @@ bool BackgroundProgress::wants_regular_steps() const {
 BackgroundNeed BackgroundProgress::current_need() const {
   if (core_.has_failed()) return BackgroundNeed::kNone;
   auto const& channels = core_.channels();
-  if (core_.has_callbacks() || (receives_by_polling_ && channels.is_pending())) return BackgroundNeed::kEvents;
+  if (core_.needs_events() || (receives_by_polling_ && channels.is_pending())) return BackgroundNeed::kEvents;
   return channels.needs_looks() ? BackgroundNeed::kLooks : BackgroundNeed::kNone;
 }
 
@@ -60,7 +60,7 @@ void BackgroundProgress::update() {
   if (!thread_) return;
   // Done under the same lock as the change of the need: from here on an arrival rings, whatever the progress thread
   // does.
-  if (core_.has_callbacks() && !is_armed_) {
+  if (core_.needs_events() && !is_armed_) {
     watch();
     core_.progress();  // An arrival before arm() took effect rings no doorbell.
   }

@@ -25,6 +25,8 @@ class BackgroundProgress final : private BackgroundWork {
   void update();
   /// Asks for a step soon. Takes no lock.
   void notify_soon() noexcept;
+  /// False: only calls make progress.
+  [[nodiscard]] bool has_thread() const { return thread_ != nullptr; }
 
  private:
   // BackgroundWork

@@ -97,7 +97,8 @@ class GroupCore final : private ArrivalSink {
   /// within `poll_time`: then the caller runs it.
   [[nodiscard]] bool call_when_done(ProgressLock& lock, OperationState& operation, std::function<void()>& callback,
                                     std::chrono::microseconds poll_time);
-  [[nodiscard]] bool has_callbacks() const { return num_callbacks_ > 0; }
+  /// Must the progress thread act on each arrival? Yes for callbacks, and for waiters that leave arrivals to it.
+  [[nodiscard]] bool needs_events() const { return num_callbacks_ > 0 || num_background_waits_ > 0; }
   [[nodiscard]] Waiters& waiters() { return waiters_; }
 
   // Failure.
@@ -150,6 +151,8 @@ class GroupCore final : private ArrivalSink {
   void end_call() noexcept;
   /// Wakes the waiters of operations that are done, and hands their callbacks to the callback thread. Clears `done`.
   void release(GroupChannels::Operations& done);
+  /// Sleeps until `until`, an event, or the end of `operation`.
+  void sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline until, OperationState const& operation);
   /// Adds a slow wait to the statistics and the flight record. `from`: the epoch if the wait was fast.
   void note_wait(OperationState& operation, Clock::time_point from);
   /// Earliest deadline of all pending operations. Deadline::max() if the last look was too recent.
@@ -170,7 +173,7 @@ class GroupCore final : private ArrivalSink {
   /// Process that made the group; a forked child must not use it.
   pid_t const owner_;
   int rank_, size_;
-  /// More ranks than cores on this host: waiters yield instead of spinning.
+  /// More ranks than cores on this host: waiters yield instead of spinning, and leave arrivals to the progress thread.
   bool cores_are_shared_;
 
   std::mutex mutex_;
@@ -179,6 +182,7 @@ class GroupCore final : private ArrivalSink {
   Waiters waiters_;
   GroupChannels::Operations completed_;  ///< Scratch memory of complete_all_to_alls().
   int num_callbacks_ = 0;                ///< Callbacks registered whose operation is not done.
+  int num_background_waits_ = 0;         ///< Waiters that sleep while the progress thread acts on arrivals.
 
   /// First failure. Written once, before failed_.
   Status failure_;

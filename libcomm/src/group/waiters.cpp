@@ -10,6 +10,7 @@
 //   A leader that returns gives up the lead and notifies the followers; the first to wake becomes the leader.
 //   A step of the progress thread takes wake-ups too. It keeps the lock until it has polled, and wakes the leader again
 //   if the leader's operation is done.
+//   With more ranks than cores nobody leads: all sleepers are followers of the progress thread (GroupCore::sleep()).
 //
 // Example: thread A waits for operation 0 and leads; thread B waits for operation 1 and follows. Data of operation 0
 // wakes A, which completes 0 and notifies. B finds 1 incomplete and sleeps on. A leaves and notifies; B leads.
@@ -38,6 +39,12 @@ void Waiters::sleep(std::unique_lock<std::mutex>& lock, Waiter& waiter, Deadline
   if (waiter.lead()) return sleep_as_leader(lock, deadline, operation, poll);
   ++num_followers_;
   followers_changed_->wait_until(lock, deadline, [&] { return operation.done() || !has_leader_; });
+  --num_followers_;
+}
+
+void Waiters::follow(std::unique_lock<std::mutex>& lock, Deadline deadline, OperationState const& operation) {
+  ++num_followers_;
+  followers_changed_->wait_until(lock, deadline, [&] { return operation.done(); });
   --num_followers_;
 }
 

@@ -48,6 +48,8 @@ class Waiters {
   /// with the lock held.
   void sleep(std::unique_lock<std::mutex>& lock, Waiter& waiter, Deadline deadline, OperationState const& operation,
              std::function<void()> const& poll);
+  /// Sleeps until `deadline` or the end of `operation`, which the progress thread brings about.
+  void follow(std::unique_lock<std::mutex>& lock, Deadline deadline, OperationState const& operation);
   /// Some operations ended: wakes the followers, and the leader if its operation is among them.
   void wake_done() {
     if (num_followers_ > 0) followers_changed_->notify_all();

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sched.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -102,6 +105,54 @@ TEST_P(ThreadsTest, AllThreadsThatWaitForAnOperationWakeUpWhenItIsDone) {
   ASSERT_EQ(spreads.size(), kRounds);
   // Half of what a missed wake-up costs: eight threads of an emulated guest beside other work take 21 ms to get up.
   EXPECT_LT(spreads[kRounds / 2], milliseconds(50)) << "a waiter that misses its wake-up sleeps for 100 ms";
+}
+
+/// Runs this thread, and those that it starts, on one core until destruction.
+class OneCore {
+ public:
+  OneCore() {
+    EXPECT_EQ(::sched_getaffinity(0, sizeof before_, &before_), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    int first = 0;
+    while (!CPU_ISSET(first, &before_)) ++first;
+    CPU_SET(first, &one);
+    EXPECT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  }
+  OneCore(OneCore const&) = delete;
+  OneCore& operator=(OneCore const&) = delete;
+  ~OneCore() { ::sched_setaffinity(0, sizeof before_, &before_); }
+
+ private:
+  cpu_set_t before_{};
+};
+
+/// How often this thread has gone to sleep.
+long num_sleeps() {
+  rusage usage{};
+  EXPECT_EQ(::getrusage(RUSAGE_THREAD, &usage), 0);
+  return usage.ru_nvcsw;
+}
+
+TEST_P(ThreadsTest, OnSharedCoresAWaiterDoesNotWakeUpForEachPeer) {
+  if (GetParam().transport == Transport::kTcp) GTEST_SKIP() << "tcp does not know which ranks share a host";
+  OneCore const one_core;
+  constexpr int kRanks = 12;
+  std::barrier in_step(kRanks);
+  run_ranks(kRanks, options(), [&](Group& group) {
+    Exchange exchange(group.rank(), kRanks, 1, even_sizes(64));
+    in_step.arrive_and_wait();
+    // Rank 0 waits for 11 messages that come one by one.
+    std::this_thread::sleep_for(group.rank() * milliseconds(7));
+    exchange.start(group);
+    auto const before = num_sleeps();
+    exchange.finish(group);
+    if (group.rank() == 0) {
+      EXPECT_LT(num_sleeps() - before, kRanks / 2);
+    }
+    exchange.check();
+    in_step.arrive_and_wait();
+  });
 }
 
 TEST_P(ThreadsTest, WaitingBurnsLittleProcessorTime) {
