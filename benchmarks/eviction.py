@@ -2,9 +2,9 @@
 """Steps of a full table that evicts: how much longer than the median step is the longest?
 
 The table is filled to ``low_water``. Then every step looks up new ids and some of the last 32 x keys ids, trains them,
-and evicts when there are too many rows. Steps are timed from the first eviction on. On a GPU each step is waited for, or
-the host is up to ``--ahead`` steps ahead of the device and events time the steps. The steps are the same in every round,
-and a step's time is its least over the rounds: a step that another program interrupted does not count as long.
+and evicts when there are too many rows. Steps are timed from the first eviction on. On a GPU each step is waited for,
+or the host is up to ``--ahead`` steps ahead of the device and events time the steps. The steps are the same in every
+round, and a step's time is its least over the rounds: a step that another program interrupted does not count as long.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--ahead", type=whole_number(0), default=0, metavar="N",
-                        help="steps that the host may be ahead of a GPU; 0: it waits for each (default: 0)")  # fmt: skip
+                        help="steps the host may be ahead of a GPU; 0: it waits for each (default: 0)")  # fmt: skip
     options = parser.parse_args(argv)
     if not all(0 < share <= 1 and int(options.keys * share) > 0 for share in options.new):
         parser.error("--new: parts of at least one id, and at most 1, expected")

@@ -125,8 +125,8 @@ TEST_F(Log, CountsTheRecordsThatASlowCallbackMakesItDrop) {
   for (int i = 0; i < kCount; ++i) log(LogLevel::kInfo, "group", 0, std::to_string(i));
   blocked.set_value();
   ASSERT_TRUE(flush_log(kLimit));
-  // 4096 wait, and one more may be with the callback. One record tells how many were dropped. There are two such records
-  // if the log's thread began late: the one that the callback holds, and that of the records dropped meanwhile.
+  // 4096 wait, and one more may be with the callback. One record tells how many were dropped. There are two such
+  // records if the log's thread began late: the one that the callback holds, and that of the records dropped meanwhile.
   std::size_t num_dropped = 0, num_reports = 0;
   for (auto const& message : messages_) {
     if (message.find("records were dropped") == std::string::npos) continue;

@@ -29,7 +29,8 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::size_t kSmallBytes = 32;  ///< Blocks up to this size travel in the notification: their slot needs no prefetch.
+constexpr std::size_t kSmallBytes =
+    32;  ///< Blocks up to this size travel in the notification: their slot needs no prefetch.
 /// The patience is rts_patience for each started unit of the largest block with an open RTS.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 

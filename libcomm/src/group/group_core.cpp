@@ -178,7 +178,7 @@ Status GroupCore::wait(ProgressLock& lock, OperationState& operation,
 }
 
 Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
-                               std::optional<std::chrono::milliseconds> timeout) {
+                                  std::optional<std::chrono::milliseconds> timeout) {
   Deadline const deadline = timeout ? deadline_after(*timeout) : Deadline::max();
   Backoff backoff(cores_are_shared_);
   Waiters::Waiter waiter(waiters_);

@@ -20,8 +20,9 @@ CAPACITY = 1_000_000
 class TraceEvent(TypedDict):
     """One completed exchange. Times are in seconds of the host's monotonic clock.
 
-    It starts with the call. It is posted when the transport has taken all messages of this rank. That is at once, unless
-    max_lag is reached or the receive queue of a peer is full. It is completed when the data of all peers is here.
+    It starts with the call. It is posted when the transport has taken all messages of this rank. That is at once,
+    unless max_lag is reached or the receive queue of a peer is full. It is completed when the data of all peers is
+    here.
     """
 
     seq: int

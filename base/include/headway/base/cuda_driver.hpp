@@ -10,8 +10,8 @@
 
 namespace headway::base {
 
-/// Driver functions that transfers between GPUs need: stream-ordered copies, stream memory operations, and memory shared
-/// between processes. A driver older than CUDA 12 lacks some of them: see CudaDriver::has_streams.
+/// Driver functions that transfers between GPUs need: stream-ordered copies, stream memory operations, and memory
+/// shared between processes. A driver older than CUDA 12 lacks some of them: see CudaDriver::has_streams.
 struct CudaStreamFunctions {
   decltype(&::cuGetErrorName) get_error_name;
   decltype(&::cuDeviceGetUuid) device_get_uuid;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Segmented sum on the GPU: for each unique key, the weighted sum of the values of its members' bags. It reduces the
-// gradients of bags to gradients of rows (reduce(), update_bags()). A member of a unique key is one of its occurrences in
-// the batch; each lies in a bag.
+// gradients of bags to gradients of rows (reduce(), update_bags()). A member of a unique key is one of its occurrences
+// in the batch; each lies in a bag.
 //
 // Idea: the members of a unique key are a segment of all members. A short segment (at most kChunkMembers) is summed by
 // the kernel that needs its sum (SegmentedSumView). A long one is summed beforehand, so that one frequent key does not
@@ -180,8 +180,9 @@ void sum_long_async(Segments<Vector> const& segments, std::uint64_t num_chunks, 
   base::check_launch("sum_long_segments_kernel");
 }
 
-// The lanes of a row look up the segments of a group of keys (KeyGroups), then write their sums, kRows at a time. Sums of
-// several terms come first, because each waits for its own loads. Single terms come last, so that their loads overlap.
+// The lanes of a row look up the segments of a group of keys (KeyGroups), then write their sums, kRows at a time. Sums
+// of several terms come first, because each waits for its own loads. Single terms come last, so that their loads
+// overlap.
 __global__ void __launch_bounds__(kBlockThreads, 4)
     write_sums_kernel(__grid_constant__ SegmentedSumView const view, float* sums, KeyGroups groups) {
   constexpr std::uint32_t kRows = 4;

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 /// so it may be block-collective: threads beyond the stripe pass nullptr.
 template <class Visit>
 void for_each_bucket_async(StripeRange const& stripes, Visit visit, cudaStream_t stream, char const* name) {
-  constexpr std::uint32_t kMostBlocks = 4096;  // Of all stripes: more than a device can run at a time.
+  constexpr std::uint32_t kMostBlocks = 4096;  // More than a device can run at a time.
   dim3 const grid(std::min(num_blocks(stripes.most_buckets), kMostBlocks / stripes.count), stripes.count);
   for_each_bucket_kernel<<<grid, kBlockThreads, 0, stream>>>(stripes.views, stripes.first, visit);
   base::check_launch(name);

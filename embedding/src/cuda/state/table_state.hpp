@@ -28,7 +28,7 @@ struct TableState {
   FreeRows free_rows[2];                       ///< By Precision.
   std::uint32_t num_rows = 0, num_cold = 0, num_pending = 0;
   std::uint32_t num_parts_left = 0;  ///< Parts that the present eviction has yet to visit, one in each step.
-  std::uint32_t num_bad_rows = 0;  ///< Row ids passed by callers that the table does not have.
+  std::uint32_t num_bad_rows = 0;    ///< Row ids passed by callers that the table does not have.
   TableStatistics statistics;
 };
 

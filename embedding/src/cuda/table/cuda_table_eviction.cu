@@ -150,10 +150,11 @@ void CudaTable::remove_least_async(StripeRange const& range, Scores const& score
                                    cudaStream_t stream, std::uint64_t order) {
   // Both selections own scratch memory for the most keys that may have a score. It is freed in stream order.
   RadixSelection const by_score(most_scores, stream), by_hash(most_scores, stream);
-  for_each_bucket_async(range, Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()},
-                        stream, "collect scores");
+  for_each_bucket_async(range, Collector<Scores, AllScores>{scores, {num_too_many}, by_score.collected()}, stream,
+                        "collect scores");
   by_score.select_async(num_too_many, stream);
-  for_each_bucket_async(range, Collector<Scores, HashesOfLastScore>{scores, {by_score.last(), order}, by_hash.collected()},
+  for_each_bucket_async(range,
+                        Collector<Scores, HashesOfLastScore>{scores, {by_score.last(), order}, by_hash.collected()},
                         stream, "collect hashes");
   by_hash.select_async(&by_score.last()->num_wanted, stream);
   erase_if(range, IsAmongLeast<Scores>{scores, by_score.last(), by_hash.last(), order}, counter, stream);
@@ -263,7 +264,7 @@ void CudaTable::evict_part_async(std::size_t part, cudaStream_t stream) {
         auto const too_many = [](std::size_t num, std::size_t allowed) { return num > allowed ? num - allowed : 0; };
         std::size_t const num_rows = state->num_rows;
         std::size_t const surplus = min(too_many(num_rows, low), too_many(*num_in_part, low_in_part));
-        // As in rows_left(): within `batch`, unless more must go to reach high_water.
+        // At most `batch`, unless more must go to reach high_water (rows_left()).
         *num_too_many = static_cast<std::uint32_t>(min(surplus, max(batch, too_many(num_rows, high))));
       },
       stream, "count what is too much in a part");
@@ -276,8 +277,8 @@ void CudaTable::forget_pending_async(cudaStream_t stream) {
   std::size_t const most = options_.max_pending;
   auto const num_too_many = count_surplus_async(state_.data(), &TableState::num_pending, most, pending_low_water(most),
                                                 TableOptions::kUnlimited, stream);
-  remove_least_async(all_stripes(), PendingScores{}, num_pending_at_most(), num_too_many.data(), &TableStatistics::forgotten, stream,
-                     pending_order(step_));
+  remove_least_async(all_stripes(), PendingScores{}, num_pending_at_most(), num_too_many.data(),
+                     &TableStatistics::forgotten, stream, pending_order(step_));
 }
 
 std::size_t CudaTable::evict(std::size_t num_rows) {
@@ -298,8 +299,7 @@ std::size_t CudaTable::evict_beyond_limit() {
   if (num_rows_at_most() <= most) return 0;
   auto const num_too_many =
       count_surplus_async(state_.data(), &TableState::num_rows, most, most, TableOptions::kUnlimited, stream);
-  remove_least_async(all_stripes(),
-                     RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
+  remove_least_async(all_stripes(), RowScores{rows_.view(), kNoStepInUse, policy_of_limit(options_.eviction), expiry()},
                      num_rows_at_most(), num_too_many.data(), &TableStatistics::evicted, stream);
   return wait(stream).statistics.evicted - before;
 }

@@ -116,8 +116,8 @@ void CudaTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   auto const before = std::exchange(step_, step);
   oldest_in_use_ = oldest_in_use;
   bool const expires = options_.time_to_live > 0;
-  bool const evicts = options_.eviction != EvictionPolicy::kNone &&
-                      (num_parts_left_ > 0 || num_rows_at_most() > options_.high_water);
+  bool const evicts =
+      options_.eviction != EvictionPolicy::kNone && (num_parts_left_ > 0 || num_rows_at_most() > options_.high_water);
   bool const forgets = num_pending_at_most() > options_.max_pending;
   if (expires) sweep_expired_async(before, stream);
   if (evicts) evict_in_step_async(stream);
