@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Text form of a rank's address, for the store and for rank 0.
+// Text form of a rank's address: published in the store, or sent to rank 0, which passes all of them on.
 //
+// Format: one "key value" line each. "instance" (32 hexadecimal digits, random for each endpoint) is required. Optional
+// are "host" (boot id and network namespace), "local" (an abstract Unix socket), and any number of "tcp" lines.
 // Example: "instance 0f...e2\nhost 3a91-.../4026531840\nlocal headway-0f...e2\ntcp 10.0.0.1:4711\n".
 
 #include "bootstrap/rank_address.hpp"
@@ -31,8 +33,6 @@ bool parse_hex(std::string_view text, std::span<std::byte> out) {
 
 }  // namespace
 
-// Format: one "key value" line each. "instance" (32 hexadecimal digits) is required; "host", "local" and any number of
-// "tcp" lines ("10.0.0.1:4711") are optional.
 std::string encode_rank_address(RankAddress const& rank_address) {
   std::string text = "instance " + to_hex(rank_address.instance) + "\n";
   if (!rank_address.host.empty()) text += "host " + rank_address.host + "\n";
@@ -41,14 +41,14 @@ std::string encode_rank_address(RankAddress const& rank_address) {
   return text;
 }
 
-RankAddress decode_rank_address(std::string_view text, int rank) {
+RankAddress decode_rank_address(std::string_view text, int rank, std::string_view origin) {
   auto const fail = [&](std::string const& line) {
-    return SystemError("the rank_address of rank " + std::to_string(rank) + " in the store cannot be read ('" + line +
-                       "'): does another program use the same keys?");
+    return SystemError("the address of rank " + std::to_string(rank) + " " + std::string(origin) +
+                       " cannot be read ('" + line + "'): does another program use the same store or port?");
   };
   RankAddress rank_address;
   bool has_instance = false;
-  // An unknown key is an error, not an extension: ranks of one job run one version.
+  // An unknown key is an error: all ranks of a job run the same version.
   std::istringstream lines{std::string(text)};
   for (std::string line; std::getline(lines, line);) {
     std::size_t const space = line.find(' ');
@@ -80,10 +80,16 @@ std::vector<RankAddress> decode_rank_addresses(std::span<std::byte const> body, 
   ByteReader reader(body);
   // Rank 0 is missing in the message, since every receiver is connected with it. Its entry stays empty.
   std::vector<RankAddress> rank_addresses(1);
-  for (int rank = 1; rank < size && reader.ok(); ++rank) {
-    rank_addresses.push_back(decode_rank_address(reader.text(kMaxMessageBody), rank));
+  for (int rank = 1; rank < size; ++rank) {
+    auto const text = reader.text(kMaxMessageBody);
+    if (!reader.ok()) break;
+    rank_addresses.push_back(decode_rank_address(text, rank, "in the message of rank 0"));
   }
-  if (!reader.complete()) throw SystemError("the rank_addresses that rank 0 sent cannot be read");
+  if (!reader.complete()) {
+    throw SystemError("the addresses of " + std::to_string(size) +
+                      " ranks that rank 0 sent cannot be read: the message"
+                      " is too short or too long");
+  }
   return rank_addresses;
 }
 

@@ -22,8 +22,10 @@ struct RankAddress {
 };
 
 [[nodiscard]] std::string encode_rank_address(RankAddress const& rank_address);
-/// @throws SystemError naming `rank` if the text is malformed.
-[[nodiscard]] RankAddress decode_rank_address(std::string_view text, int rank);
+/// @param origin where the text comes from, for errors
+/// @throws SystemError naming `rank` and `origin` if the text is malformed
+[[nodiscard]] RankAddress decode_rank_address(std::string_view text, int rank,
+                                              std::string_view origin = "in the store");
 
 /// Encodes the addresses of all ranks in rank order, without rank 0.
 [[nodiscard]] std::vector<std::byte> encode_rank_addresses(std::vector<std::string> const& texts);
