@@ -14,12 +14,12 @@
 
 namespace headway::c10d_backend {
 
-/// Memory blocks that one call reads and writes. Peers write them in any order and read them late. If a block were both
-/// read and written, the result would depend on block sizes and timing. The algorithm is explained in
-/// memory_overlap.cpp.
+/// Memory blocks that one call reads and writes. Blocks are received in any order, and
+/// sent blocks are read until the operation ends. If a block were both read and written, the result would depend on
+/// block sizes and timing. The algorithm is explained in memory_overlap.cpp.
 class BlockMap final {
  public:
-  static constexpr int kNoRank = -1;  ///< For calls with one such block instead of one per rank.
+  static constexpr int kNoRank = -1;  ///< The block is of no rank alone, such as the input of a broadcast.
 
   /// Adds a block that is sent to `rank`.
   void read(std::span<std::byte const> block, int rank = kNoRank) {
@@ -34,12 +34,13 @@ class BlockMap final {
     writes_.include(block);
     blocks_.push_back({block.data(), block.data() + block.size(), rank, /*is_written=*/true});
   }
-  /// Adds a block that this rank sends to itself. It may be identical to its destination.
+  /// Adds a block that this rank sends to itself. If it is exactly its destination (in place), it is
+  /// not added; a partial overlap is an error. The destination is to be added by write().
   void read_own(std::span<std::byte const> block, std::span<std::byte const> destination, int rank = kNoRank) {
     if (block.data() != destination.data() || block.size() != destination.size()) read(block, rank);
   }
-  /// Checks all blocks of `op_name` ("all_to_all"). Cost: constant if written blocks are ascending and lie apart from
-  /// all read blocks; else O(n log n).
+  /// Checks all added blocks. `op_name` ("all_to_all") appears in the error. Cost: constant if written blocks are
+  /// ascending and lie apart from all read blocks; else O(n log n).
   /// @throws ValueError if a written block shares memory with another block.
   void expect_disjoint(std::string_view op_name) {
     if (!writes_ascend_ || (reads_.begin < writes_.end && writes_.begin < reads_.end)) compare_blocks(op_name);

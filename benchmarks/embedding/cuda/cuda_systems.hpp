@@ -58,8 +58,8 @@ class CudaTableSystem {
   [[nodiscard]] virtual std::optional<TableBytes> bytes() const = 0;
   /// Can an insertion evict other ids?
   [[nodiscard]] virtual bool evicts() const = 0;
-  /// Does the system have an initial embedding for absent ids, which find() writes? Otherwise find() writes nothing for
-  /// them.
+  /// True if find() writes an initial embedding for an absent id. Otherwise it leaves that part of the output
+  /// unchanged.
   [[nodiscard]] virtual bool gives_initial_embeddings() const = 0;
 };
 
@@ -70,12 +70,13 @@ struct NamedCudaSystem {
   std::int64_t device_bytes = 0;  ///< Device memory of the system, measured as the decrease of free memory.
 };
 
-/// Initial embeddings of the ids in all systems. No measured operation changes them.
+/// Initial embedding of each id, the same in all systems. Measured writes write these values too, so that results can
+/// be checked.
 inline embedding::Initializer initial_embeddings(std::uint64_t seed) {
   return embedding::Initializer::uniform(-1, 1, seed);
 }
 
-/// NVIDIA's HierarchicalKV, entirely in device memory, with least-recently-used eviction. It is part of the program if
+/// NVIDIA's HierarchicalKV, entirely in device memory, with least-recently-used eviction. Defined only if
 /// its headers were found.
 std::unique_ptr<CudaTableSystem> make_hierarchical_kv_system(CudaSystemOptions const& options);
 

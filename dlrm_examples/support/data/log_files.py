@@ -14,13 +14,13 @@ from typing import IO, NamedTuple, cast
 from dlrm_examples.support.data.log_format import DataError
 
 BLOCK_LINES = 8192
-"""Lines that are parsed at a time; also the most rows in one part of the columnar store."""
+"""Lines parsed at a time, and so the maximum number of rows in one part of the columnar store."""
 
 
 class LineBlock(NamedTuple):
     """Consecutive lines of one file."""
 
-    block_number: int  # index among all blocks of all files
+    block_number: int  # from 0, counted over all files
     path: Path
     first_line_number: int  # starts at 1
     lines: list[bytes]  # line ends are kept

@@ -7,15 +7,15 @@
 // other sleepers, the followers, sleep on a condition variable. So no thread takes a wake-up that another one needs.
 //   Leader: arm(), poll once more, publish its operation (leader_sleeps_for_), unlock, sleep(), lock, disarm().
 //   Any poll that completes operations notifies the followers, and wakes the leader if its operation is done.
-//   A leader that returns gives up the lead and notifies the followers; the first to wake becomes the leader.
-//   A step of the progress thread takes wake-ups too. It keeps the lock until it has polled, and wakes the leader again
-//   if the leader's operation is done.
-//   With more ranks than cores nobody leads: all sleepers are followers of the progress thread (GroupCore::sleep()).
+//   A leader that returns gives up the lead and notifies the followers; the first that sleeps again becomes the leader.
+//   The progress thread may take the leader's wake-up. It then polls before it releases the lock, and wakes the leader
+//   if that completed the leader's operation.
+//   With more ranks than cores, and a progress thread, nobody leads: the sleepers follow that thread (follow()).
 //
 // Example: thread A waits for operation 0 and leads; thread B waits for operation 1 and follows. Data of operation 0
 // wakes A, which completes 0 and notifies. B finds 1 incomplete and sleeps on. A leaves and notifies; B leads.
 //
-// Invariants: there is at most one leader. A follower sleeps only while there is one.
+// Invariants: there is at most one leader. A follower in sleep() sleeps only while there is one.
 //   A poll follows each arm(), since an arrival before arm() rings no doorbell.
 // Complexity: a completion notifies all followers; those whose operation is not done sleep again.
 // Source: tests/model/sleeping.pml checks that no wake-up is lost. Measurements: docs/design/sleeping.md.

@@ -5,7 +5,7 @@ Its inputs are one anchor per merged table and the per-sample weights; its outpu
 In the backward pass it gives the gradients of bags to the collection, which keeps them until the optimizer's step.
 The gradients of anchors are not returned to autograd: the collection sets them.
 
-G merged tables, B bags of one of them, D columns.
+G merged tables, B bags (of a merged table or of one feature), U unique keys, K ids of a feature, D columns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Expand(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.batch, ctx.take_gradients, ctx.num_weights = batch, take_gradients, num_weights
         ctx.dims = [table.dim for table in sharded.tables]
-        ctx.set_materialize_grads(False)  # A table that the loss does not depend on is not updated.
+        ctx.set_materialize_grads(False)  # Unused outputs give None: their tables are not updated.
         if num_weights > 0:  # Save embeddings: an optimizer step may change the rows before the backward pass.
             ctx.save_for_backward(
                 *(

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Contents of rows on the CPU: reads and writes in float32, whatever the row's precision. The layout of a row is its
-// embedding (dim floats or bfloat16 numbers), then its optimizer state in float32; notes are apart (row_store.hpp).
+// Contents of rows on the CPU. Rows are stored in float32, or in bfloat16 if their ids are rare (cold rows), and are
+// read and written as float32. The layout of a row is its embedding (dim numbers), then its optimizer state in float32.
+// Its notes, which are lookup count, step of the last lookup and state of a row-wise optimizer, are apart
+// (row_store.hpp).
 
 #include "cpu/rows/table_rows.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Elements in packs of 16 bytes, the widest access of a thread: 8 elements of 16 bits, 4 floats, 2 doubles. Rows that
-// are not aligned to 16 bytes use packs of one element in the same kernels.
+// Elements in packs of 16 bytes, one vector load or store of a thread: 8 elements of 16 bits, 4 floats, 2 doubles. Rows
+// that are not aligned to 16 bytes use packs of one element in the same kernels.
 
 #pragma once
 
@@ -66,7 +66,7 @@ struct ElementPack {
 template <class Element>
 inline constexpr int kPackSize = 16 / static_cast<int>(sizeof(Element));
 
-/// Are all addresses, and all distances in elements, multiples of 16 bytes?
+/// True if every address, and every distance (given in elements), is a multiple of 16 bytes.
 inline bool is_in_packs(ElementType type, std::initializer_list<void const*> addresses,
                         std::initializer_list<std::int64_t> distances) {
   std::uintptr_t bits = 0;

@@ -26,8 +26,8 @@ inline Deadline deadline_after(std::chrono::milliseconds timeout) {
   return Clock::now() + std::min(timeout, kLongestTimeout);
 }
 
-/// Bytes from the destination of a message to its payload: room for the header. A put without a header leaves that room
-/// unchanged.
+/// In the receive buffer a payload starts this many bytes after the destination of its put. The header lies between
+/// them; a put without a header leaves these bytes unchanged.
 inline constexpr std::size_t kHeaderBytes = 64;
 
 /// Largest header of a put.
@@ -68,7 +68,7 @@ struct PeerTraits {
   bool can_put_to_window = false;  ///< put() may write to a window that the peer opened.
   bool copies_at_put = false;      ///< put() no longer needs its payload when it returns: flushed() equals put_count().
   std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put, in bytes.
-  std::size_t piece_bytes = kNoLimit;    ///< Larger payloads for a window are cut into puts of this size.
+  std::size_t piece_bytes = kNoLimit;    ///< Callers cut larger payloads for a window into such puts.
   std::size_t min_window_bytes = 0;      ///< Smaller memory costs more to register than it saves, unless of allocate().
 
   static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
@@ -110,15 +110,15 @@ class Endpoint {
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 
-  /// Hint that a put with this destination and these sizes follows soon (without a payload: at once). A transport may
-  /// prefetch.
+  /// Hint that a put with this destination and these sizes follows soon A transport may prefetch.
+  /// If `payload_bytes` is 0, the put is the next call.
   virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/,
                        std::size_t /*payload_bytes*/) {}
 
   /// Sends all puts accepted so far, and wakes sleeping peers.
   virtual void submit() = 0;
 
-  /// put_count(): number of puts to `peer` accepted so far. flushed(): how many of them no longer need their source.
+  /// put_count(): number of puts to `peer` accepted so far. flushed(): how many of them no longer need their payload.
   [[nodiscard]] virtual std::uint64_t put_count(int peer) const = 0;
   [[nodiscard]] virtual std::uint64_t flushed(int peer) const = 0;
 
@@ -129,9 +129,9 @@ class Endpoint {
   /// @returns kPeerLost with a message if the peer's memory cannot be read; kAborted if the peer called retract().
   virtual Status get(int peer, std::uint64_t address, std::span<std::byte> local) = 0;
 
-  /// Sets the 64-bit word at `offset` in the receive buffer of rank `owner` to `value` if the word is smaller. So of
-  /// several callers with one value, only the first succeeds. The word starts at 0. `owner` is a peer with can_get, or
-  /// this rank.
+  /// Atomic maximum: sets the 64-bit word at `offset` in the receive buffer of rank `owner` to `value` if the word is
+  /// smaller. So of several callers with one value, only the first succeeds. The word starts at 0. `owner` is a peer
+  /// with can_get, or this rank.
   /// @returns whether this call set the word.
   virtual bool claim(int owner, std::uint64_t offset, std::uint64_t value) = 0;
 

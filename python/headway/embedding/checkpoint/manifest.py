@@ -29,7 +29,7 @@ class Block:
     num_bytes: int
     crc32: int  #: CRC-32 of all bytes of the block.
     group: int  #: Index of the merged table in ``Manifest.groups``.
-    pending: bool  #: True: keys without a row yet, with their lookup counts. False: records.
+    pending: bool  #: True: keys without a row yet, with their lookup counts. False: keys with their rows.
     num_keys: int
     first_bucket: int  #: First virtual bucket of the block. A key's hash gives its bucket.
     end_bucket: int  #: The bucket after the last one.
@@ -70,7 +70,7 @@ class Manifest:
 def describe(merged: MergedTable, table: Table) -> dict[str, Any]:
     """Returns the entry of a merged table in ``Manifest.groups``.
 
-    ``dim`` and ``state_size`` are the floats per row of the embedding and of the optimizer state.
+    ``dim`` and ``state_size`` are the number of floats of a row's embedding and of its optimizer state.
     """
     return {
         "tables": [each.name for each in merged.tables],
