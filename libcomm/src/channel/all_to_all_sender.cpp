@@ -130,7 +130,8 @@ Deadline AllToAllSender::revoke_overdue(AllToAllOperation& operation, Clock::tim
   for (auto const& each : open_rts) {
     largest = std::max(largest, operation.sends[static_cast<std::size_t>(each.peer)].size());
   }
-  auto const units = static_cast<int>((largest + kPatienceUnitBytes - 1) / kPatienceUnitBytes);
+  auto const units =
+      static_cast<int>((std::max<std::size_t>(largest, 1) + kPatienceUnitBytes - 1) / kPatienceUnitBytes);
   Deadline const due = operation.lacks_only_rts_at + units * rts_patience_;
   if (now >= due) revoke(operation);
   return open_rts.empty() ? Deadline::max() : std::max(now, due);

@@ -3,9 +3,9 @@
 // The thread that goes on with exchanges while no caller is in the library. The hard part is to sleep long and yet
 // wake in time.
 //
-// How long it sleeps is decided by the most urgent group: 2 ms if something may have to be fetched or posted, 50 ms
-// if only deadlines have to be watched while descriptors report the rest, 1 s for groups that want regular steps, and
-// without limit otherwise. A need that has just ended counts for ten more rounds of 2 ms: in a loop of exchanges it
+// How long it sleeps is decided by the most urgent group: 2 ms if something may have to be fetched, posted or revoked,
+// 50 ms if only deadlines have to be watched while descriptors report the rest, 1 s for groups that want regular steps,
+// and without limit otherwise. A need that has just ended counts for ten more rounds of 2 ms: in a loop of exchanges it
 // comes and goes with each one, and waking a thread costs a system call.
 //
 // Example of the race that sleep_ms_ and requests_ decide (all accesses are sequentially consistent):
@@ -55,6 +55,7 @@ constexpr auto kNever = std::chrono::milliseconds::max();
 std::chrono::milliseconds interval_of(BackgroundWork const& work) {
   switch (work.background_need()) {
     case BackgroundNeed::kLooks:
+    case BackgroundNeed::kEventsAndLooks:
       return ProgressThread::kLookInterval;
     case BackgroundNeed::kEvents:
       return ProgressThread::kDeadlineInterval;

@@ -18,8 +18,9 @@ namespace headway::comm {
 
 namespace {
 
-/// Number of steps without need for events after which the progress thread stops watching for them. A program that uses
-/// futures needs them again soon, and arming costs a system call.
+/// Number of steps without need for events after which the progress thread stops watching for callbacks. A program that
+/// uses futures needs them again soon, and arming costs a system call. For waiters it stops at once: they have waited
+/// for longer than that call takes, and peers must not ring for each message of the fast exchanges that follow.
 constexpr int kIdleStepsWatched = 32;
 
 }  // namespace
@@ -52,8 +53,10 @@ bool BackgroundProgress::wants_regular_steps() const {
 BackgroundNeed BackgroundProgress::current_need() const {
   if (core_.has_failed()) return BackgroundNeed::kNone;
   auto const& channels = core_.channels();
-  if (core_.needs_events() || (receives_by_polling_ && channels.is_pending())) return BackgroundNeed::kEvents;
-  return channels.needs_looks() ? BackgroundNeed::kLooks : BackgroundNeed::kNone;
+  bool const needs_events = core_.needs_events() || (receives_by_polling_ && channels.is_pending());
+  // An overdue RTS, or credit that came back, announces itself by no event.
+  if (channels.needs_looks()) return needs_events ? BackgroundNeed::kEventsAndLooks : BackgroundNeed::kLooks;
+  return needs_events ? BackgroundNeed::kEvents : BackgroundNeed::kNone;
 }
 
 void BackgroundProgress::update() {
@@ -64,6 +67,7 @@ void BackgroundProgress::update() {
     watch();
     core_.progress();  // An arrival before arm() took effect rings no doorbell.
   }
+  serves_callbacks_ = serves_callbacks_ || core_.has_callbacks();
   auto const need = current_need();
   auto const before = need_.load(std::memory_order_relaxed);
   if (need == before) return;
@@ -75,6 +79,7 @@ void BackgroundProgress::update() {
 
 void BackgroundProgress::watch() {
   is_armed_ = true;
+  serves_callbacks_ = false;
   num_idle_steps_ = 0;
   core_.waiters().arm();
   thread_->watch_activity(*this, true);
@@ -107,12 +112,12 @@ void BackgroundProgress::background_step() noexcept {
     auto const now = Clock::now();
     core_.check_deadlines(now);
     core_.revoke_rts(now);
-    bool const is_needed = current_need() == BackgroundNeed::kEvents;
+    bool const is_needed = current_need() >= BackgroundNeed::kEvents;
     num_idle_steps_ = is_needed ? 0 : num_idle_steps_ + 1;
     if (is_needed && !is_armed_) {
       watch();
       core_.progress();
-    } else if (is_armed_ && num_idle_steps_ > (receives_by_polling_ ? 0 : kIdleStepsWatched)) {
+    } else if (is_armed_ && num_idle_steps_ > (serves_callbacks_ && !receives_by_polling_ ? kIdleStepsWatched : 0)) {
       unwatch();
     }
   } catch (std::exception const& error) {

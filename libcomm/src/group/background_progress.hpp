@@ -47,8 +47,9 @@ class BackgroundProgress final : private BackgroundWork {
   bool wants_keep_alive_;
   /// Last need told to the progress thread.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
-  bool is_armed_ = false;   ///< The endpoint is armed for the progress thread, which watches activity_fd().
-  int num_idle_steps_ = 0;  ///< Steps since events were last needed.
+  bool serves_callbacks_ = false;  ///< A callback was registered since the endpoint was armed.
+  bool is_armed_ = false;          ///< The endpoint is armed for the progress thread, which watches activity_fd().
+  int num_idle_steps_ = 0;         ///< Steps since events were last needed.
   std::shared_ptr<ProgressThread> thread_;
 };
 

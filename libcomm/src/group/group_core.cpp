@@ -225,11 +225,13 @@ void GroupCore::sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline unti
     return waiters_.sleep(lock.mutex_lock(), waiter, until, operation, [this] { progress(); });
   }
   struct BackgroundWait {
-    explicit BackgroundWait(int& count) : count(count) { ++count; }
-    ~BackgroundWait() { --count; }
+    explicit BackgroundWait(int& num_waits) : num_waits_(num_waits) { ++num_waits_; }
+    ~BackgroundWait() { --num_waits_; }
     BackgroundWait(BackgroundWait const&) = delete;
     BackgroundWait& operator=(BackgroundWait const&) = delete;
-    int& count;
+
+   private:
+    int& num_waits_;
   } const background_wait(num_background_waits_);
   background_.update();  // From here on the progress thread acts on each arrival.
   if (!operation.done()) waiters_.follow(lock.mutex_lock(), until, operation);
@@ -268,8 +270,8 @@ void GroupCore::fail(Status status, bool says_so, base::LogLevel level) {
     base::log(level, "group", rank_, "group '" + options_.name + "' failed: " + std::string(failure_.message()));
   }
   if (context().flight_recorder().is_on()) note_failed_records();
-  failed_ = true;
   progress_at_failure_ = channels_.completed_counts();
+  failed_ = true;
   if (says_so) tell_failure_to_peers();
   if (auto* const observer = observer_.load()) observer->group_failed(failure_);
   context().endpoint().retract();     // Before any operation is done: from then on its memory is the caller's.
@@ -285,10 +287,9 @@ void GroupCore::tell_failure_to_peers() noexcept {
     std::string text(failure_.message());
     if (failure_.code() == StatusCode::kPeerLost) text.insert(text.begin(), kLossPrefix);
     send_oob_to_peers(text);
-  } catch (std::exception const& error) {
+  } catch (std::exception const&) {
     // This rank's operations must end all the same. Peers find out by their own time limits.
-    base::log(base::LogLevel::kWarning, "group", rank_,
-              "group '" + options_.name + "' could not tell its failure to its peers: " + error.what());
+    base::log(base::LogLevel::kWarning, "group", rank_, "peers could not be told of a failure: out of memory");
   }
 }
 

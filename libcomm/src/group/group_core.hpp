@@ -97,6 +97,7 @@ class GroupCore final : private ArrivalSink {
   /// within `poll_time`: then the caller runs it.
   [[nodiscard]] bool call_when_done(ProgressLock& lock, OperationState& operation, std::function<void()>& callback,
                                     std::chrono::microseconds poll_time);
+  [[nodiscard]] bool has_callbacks() const { return num_callbacks_ > 0; }
   /// Must the progress thread act on each arrival? Yes for callbacks, and for waiters that leave arrivals to it.
   [[nodiscard]] bool needs_events() const { return num_callbacks_ > 0 || num_background_waits_ > 0; }
   [[nodiscard]] Waiters& waiters() { return waiters_; }
