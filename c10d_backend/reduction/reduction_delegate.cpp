@@ -74,7 +74,7 @@ struct ReductionDelegate::State final : ExitHook, std::enable_shared_from_this<S
   void start_creation(std::shared_ptr<State> const& self, std::function<void(std::string const&)> fail_group);
   void create_backend(std::function<void(std::string const&)> const& fail_group);
   /// Starts all queued calls in order.
-  void run_queue();
+  void run_queue(c10d::Backend& reducing);
   void refuse_queue(std::string const& reason);
 
   // ExitHook: the destructor of Gloo's group joins its threads after all pending work, possibly only at its timeout.
@@ -146,7 +146,7 @@ void ReductionDelegate::State::create_backend(std::function<void(std::string con
     }
     if (is_aborted_already) created->abort();
     changed.notify_all();
-    run_queue();
+    run_queue(*created);
   } catch (std::exception const& error) {
     std::string const reason = "the group that reduces could not be made: " + first_paragraph(error.what());
     {
@@ -159,17 +159,15 @@ void ReductionDelegate::State::create_backend(std::function<void(std::string con
   }
 }
 
-void ReductionDelegate::State::run_queue() {
-  c10::intrusive_ptr<c10d::Backend> reducing;  // Before the lock: its destructor may wait, so not under the mutex.
+void ReductionDelegate::State::run_queue(c10d::Backend& reducing) {
   std::unique_lock lock(mutex);
-  reducing = backend;
   while (!queue.empty()) {
     // The call stays in the queue while it is started, so that a later one does not overtake it.
     auto& next = queue.front();
     lock.unlock();
     try {
       at::ThreadLocalStateGuard const as_caller(next.caller);
-      next.work->start(next.call(*reducing));
+      next.work->start(next.call(reducing));
     } catch (std::exception const&) {
       next.work->refuse(std::current_exception());
     }
@@ -197,8 +195,6 @@ c10::intrusive_ptr<c10d::Backend> ReductionDelegate::backend(std::chrono::millis
   state_->start_creation(state_, [](std::string const&) {});
   state_->changed.wait_for(lock, timeout, [&] { return state_->backend || !state_->failure.empty(); });
   TORCH_CHECK_WITH(DistBackendError, state_->failure.empty(), "headway: ", state_->failure);
-  TORCH_CHECK_WITH(DistBackendError, state_->backend, "headway: the group that reduces was not made within ",
-                   timeout.count(), " ms");
   return state_->backend;
 }
 
