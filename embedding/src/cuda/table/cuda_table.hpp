@@ -157,7 +157,8 @@ class CudaTable final : public Table {
   /// If there are more than `num_allowed` rows, evicts down to `num_left`, within eviction_batch (rows_left()).
   void evict_async(std::size_t num_allowed, std::size_t num_left, cudaStream_t stream);
   /// Eviction of begin_step(): as a whole, or from the next part of a large table (cuda_table_eviction.cu).
-  void evict_in_step_async(cudaStream_t stream);
+  /// @param may_be_too_many there may be more than high_water rows
+  void evict_in_step_async(bool may_be_too_many, cudaStream_t stream);
   /// Evicts the surplus of one part over its share of low_water, within eviction_batch.
   /// The device decides whether there are too many rows.
   void evict_part_async(std::size_t part, cudaStream_t stream);
@@ -217,7 +218,7 @@ class CudaTable final : public Table {
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
   // Eviction in parts: the part that comes next, and how many parts TableState::num_parts_left may ask for at most.
   std::size_t next_part_ = 0, num_parts_left_ = 0;
-  bool has_imported_ = false;  ///< An import since the last eviction may have exceeded max_rows.
+  bool has_imported_ = false;  ///< Rows of an import may still exceed max_rows.
   std::uint64_t generation_ = 0;
 };
 

@@ -38,7 +38,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace headway::embedding {
 
@@ -224,11 +223,13 @@ struct RowCounter {
 
 }  // namespace
 
-void CudaTable::evict_in_step_async(cudaStream_t stream) {
+void CudaTable::evict_in_step_async(bool may_be_too_many, cudaStream_t stream) {
   if (options_.high_water < kLeastRowsForParts) return evict_async(options_.high_water, options_.low_water, stream);
-  // An import may have exceeded the limit. That surplus does not wait for the turns of the parts.
-  if (std::exchange(has_imported_, false)) evict_async(options_.max_rows, options_.low_water, stream);
-  if (num_rows_at_most() > options_.high_water) num_parts_left_ = kNumParts;
+  // An import may have exceeded the limit. That surplus does not wait for the turns of the parts. Rows in use stay, so
+  // this is tried until the host knows that the rest fits.
+  if (has_imported_) evict_async(options_.max_rows, options_.low_water, stream);
+  has_imported_ = has_imported_ && num_rows_at_most() > options_.max_rows;
+  if (may_be_too_many) num_parts_left_ = kNumParts;
   evict_part_async(next_part_, stream);
   next_part_ = (next_part_ + 1) % kNumParts;
   --num_parts_left_;

@@ -116,11 +116,12 @@ void CudaTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   auto const before = std::exchange(step_, step);
   oldest_in_use_ = oldest_in_use;
   bool const expires = options_.time_to_live > 0;
-  bool const evicts =
-      options_.eviction != EvictionPolicy::kNone && (num_parts_left_ > 0 || num_rows_at_most() > options_.high_water);
+  // Asked once: a newer copy of the counters may arrive at any time.
+  bool const may_be_too_many = num_rows_at_most() > options_.high_water;
+  bool const evicts = options_.eviction != EvictionPolicy::kNone && (num_parts_left_ > 0 || may_be_too_many);
   bool const forgets = num_pending_at_most() > options_.max_pending;
   if (expires) sweep_expired_async(before, stream);
-  if (evicts) evict_in_step_async(stream);
+  if (evicts) evict_in_step_async(may_be_too_many, stream);
   if (forgets) forget_pending_async(stream);
   if (expires || evicts || forgets) mirror_.record(state_.data(), 0, stream);
 }
