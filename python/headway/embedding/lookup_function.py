@@ -57,9 +57,7 @@ def expand(
     weights = (
         [each.weights_K for group in batch.per_sample_weights for each in group] if torch.is_grad_enabled() else []
     )
-    outputs: Sequence[torch.Tensor] = _Expand.apply(  # type: ignore[no-untyped-call]
-        sharded, batch, take_gradients, len(weights), *anchors, *weights
-    )
+    outputs: Sequence[torch.Tensor] = _Expand.apply(sharded, batch, take_gradients, len(weights), *anchors, *weights)
     return outputs
 
 

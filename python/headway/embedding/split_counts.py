@@ -32,7 +32,9 @@ class SplitCounts:
         self._counts_2RG = sent_GR[0].new_empty(2, len(sent_GR[0]), len(sent_GR))
         sent_RG, received_RG = self._counts_2RG
         torch.stack(list(sent_GR), 1, out=sent_RG)
-        self._work = dist.all_to_all_single(received_RG, sent_RG, group=group, async_op=True)
+        work = dist.all_to_all_single(received_RG, sent_RG, group=group, async_op=True)
+        assert work is not None, "this process is not in the group"
+        self._work = work
         self._event: torch.cuda.Event | None = None
         if stream is not None:
             self._fetch(stream)

@@ -85,7 +85,7 @@ class HSTULayer(nn.Module):
         weights = self.weights()
         if step.is_plain:
             return step.output(x, step.activations(x, kept, weights, {}).gated, weights)
-        out: Tensor = FusedLayer.apply(step, x, kept, *weights)  # type: ignore[no-untyped-call]
+        out: Tensor = FusedLayer.apply(step, x, kept, *weights)
         return out
 
     def extend(self, x: Tensor, sequences: Sequences, cache: KeyValueCache | None) -> tuple[Tensor, KeyValueCache]:

@@ -126,10 +126,10 @@ class EmbeddingDist(BaseEmbeddingDist):  # type: ignore[misc]
     def forward(self, local_embs: torch.Tensor, sharding_ctx: Any = None) -> Awaitable:
         batch, varying = sharding_ctx.batch, sharding_ctx.variable_batch_per_feature
         if self._pg.size() == 1:
-            outputs = ExpandRows.apply(local_embs, batch)  # type: ignore[no-untyped-call]
+            outputs = ExpandRows.apply(local_embs, batch)
             return Here(_arrange(outputs, self._features_of, varying=varying))
         exchange = EmbeddingExchange(batch, [each.dim for each in self._features_of], self._pg)
-        token = SendEmbeddings.apply(local_embs, exchange)  # type: ignore[no-untyped-call]
+        token = SendEmbeddings.apply(local_embs, exchange)
         return _FeatureEmbeddings(token, exchange, self._features_of, varying)
 
 
@@ -145,7 +145,7 @@ class _FeatureEmbeddings(InnerAwaitable):
     def _wait_impl(self) -> Sequence[torch.Tensor] | torch.Tensor:
         divide = comm_ops.get_gradient_division()
         scale = 1.0 / self._exchange.num_ranks if divide else 1.0
-        outputs = ReceiveEmbeddings.apply(self._token, self._exchange, scale)  # type: ignore[no-untyped-call]
+        outputs = ReceiveEmbeddings.apply(self._token, self._exchange, scale)
         return _arrange(outputs, self._features_of, varying=self._varying)
 
 
