@@ -23,10 +23,11 @@ endfunction()
 
 # Applies flags to a test program: -Og, because test programs take most of the compile time and wait more than they
 # compute. The linked library keeps its optimization level, except inline functions of its headers. Do not use it for
-# programs whose speed matters, such as all_to_all_stress.
+# programs whose speed matters, such as all_to_all_stress. Test programs also find the headers of tests/support.
 function(headway_apply_test_flags target)
   headway_apply_flags(${target})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support)
 endfunction()
 
 # Adds the files of a folder simd/ to a target: the same source, compiled for newer processors and chosen at run time.

@@ -4,11 +4,11 @@
 
 #include "headway/base/log.hpp"
 
+#include "child_process.hpp"
 #include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -169,9 +169,7 @@ TEST_F(Log, AForkedChildDeliversItsRecords) {
     bool const is_right = flush_log(kLimit) && messages_ == std::vector<std::string>{"child"};
     ::_exit(is_right ? 0 : 1);
   }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(wait_for_exit(child), 0);
 }
 
 TEST(LogVariable, SetsTheLevelOfStderr) {

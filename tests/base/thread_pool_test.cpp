@@ -4,11 +4,11 @@
 
 #include "headway/base/thread_pool.hpp"
 
+#include "child_process.hpp"
 #include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,9 +76,7 @@ TEST(ThreadPool, AForkedChildWorksAloneAndEnds) {
     pool.reset();
     ::_exit(done == 100 ? 0 : 1);
   }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(wait_for_exit(child), 0);
 }
 
 }  // namespace

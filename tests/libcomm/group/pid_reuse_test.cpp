@@ -2,6 +2,7 @@
 
 // A process that gets the pid of an ended rank must not be read in its place.
 
+#include "child_process.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
 #include "temporary_directory.hpp"
@@ -10,7 +11,6 @@
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,7 +75,7 @@ class PidReuseTest : public testing::Test {
 
   static void end(pid_t pid) {
     kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
+    wait_for_exit(pid);
   }
 
   /// Starts `body` as process `wanted`. @returns -1 if this host does not let a pid be chosen.
@@ -141,8 +141,7 @@ TEST_F(PidReuseTest, AProcessWithTheNumberOfALostRankIsNotReadInItsPlace) {
   if (impostor >= 0) wait_for(shared.impostor_is_ready, 1);
   shared.impostor_is_ready = 1;
   kill(receiver, SIGCONT);
-  int status = 0;
-  waitpid(receiver, &status, 0);
+  int const status = wait_for_exit(receiver);
   if (impostor < 0) GTEST_SKIP() << "this host does not let a process number be chosen";
   end(impostor);
   EXPECT_EQ(status, 0);

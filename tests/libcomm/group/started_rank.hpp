@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "child_process.hpp"
 #include "headway/comm/group.hpp"
 #include "random_rounds.hpp"
 #include "temporary_directory.hpp"
@@ -83,7 +84,7 @@ class StartedRank {
   /// Waits for its end. @returns the exit code, or -1 if a signal ended it.
   int collect() {
     if (pid_ > 0) {
-      ::waitpid(pid_, &wait_status_, 0);
+      wait_status_ = wait_for_exit(pid_, std::chrono::seconds(120));
       pid_ = -1;
     }
     return WIFEXITED(wait_status_) ? WEXITSTATUS(wait_status_) : -1;

@@ -7,6 +7,7 @@
 
 #include "process_conformance.hpp"
 
+#include "child_process.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/store.hpp"
 #include "host_traces.hpp"
@@ -17,7 +18,6 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -58,7 +58,7 @@ void ProcessConformance::TearDown() {
 
 void ProcessConformance::kill_child() {
   ::kill(child_, SIGKILL);
-  ::waitpid(child_, nullptr, 0);
+  wait_for_exit(child_);
   child_ = -1;
 }
 

@@ -2,6 +2,7 @@
 
 // Ranks with a low limit of open files: errors while connecting, and connecting with few descriptors in flight.
 
+#include "child_process.hpp"
 #include "connect_in_threads.hpp"
 #include "open_file_limit.hpp"
 #include "temporary_directory.hpp"
@@ -11,7 +12,6 @@
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -114,11 +114,7 @@ TEST(ShmDescriptors, MoreMayBeOnTheirWayThanAUserMayHave) {
     ASSERT_GT(pid, 0);
     ranks.push_back(pid);
   }
-  for (pid_t const pid : ranks) {
-    int status = -1;
-    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-    EXPECT_EQ(status, 0);
-  }
+  for (pid_t const pid : ranks) EXPECT_EQ(wait_for_exit(pid), 0);
 }
 
 }  // namespace
