@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // torch.ops.headway.hstu_attention and its backward pass. They are boxed: torch passes arguments on a stack, the last
-// one on top. Autograd is registered in Python (python/headway/ops/hstu_attention.py), which saves the inputs: S and
-// P are computed again in the backward pass.
+// one on top. The gradient rule (gradients.cpp) keeps the inputs: S and P are computed again in the backward pass.
 //
 // Kernels for Hopper take only some shapes. If a copy with more columns makes them possible, it is made here, since
 // the copy costs far less than the slower kernels: dim 48 is copied to 64 columns, the added ones are 0 and change no

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_benchmark(name: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Runs a benchmark and returns the points that it wrote. The run must succeed and plot."""
+def run_benchmark(name: str, tmp_path: Path, *arguments: str, plots: bool = True) -> list[dict[str, Any]]:
+    """Runs a benchmark and returns the points that it wrote. The run must succeed, and plot where ``plots``."""
     json_path = tmp_path / "points.jsonl"
     options = [*arguments, "--json", str(json_path), "--out", str(tmp_path)]
     assert importlib.import_module(f"benchmarks.{name}").main(options) == 0
-    assert (tmp_path / f"{name}.png").stat().st_size > 0
+    assert not plots or (tmp_path / f"{name}.png").stat().st_size > 0
     return [json.loads(line) for line in json_path.read_text().splitlines()]
 
 
@@ -102,6 +102,14 @@ def test_futures_compares_with_gloo_and_torch_alone(tmp_path: Path) -> None:
     points = run_benchmark("futures", tmp_path, "--ranks", "2", "--rounds", "1", "--repetitions", "20")
     assert {point["system"] for point in points} == {"headway", "gloo", "torch"}
     assert all(0 < point["median_s"] <= point["p99_s"] <= point["longest_s"] for point in points)
+
+
+def test_operator_calls_times_each_pass(tmp_path: Path) -> None:
+    points = run_benchmark("operator_calls", tmp_path, "--rounds", "1", "--calls", "2", plots=False)
+    operators = {point["params"]["operator"] for point in points}
+    assert {"silu", "hstu_attention", "gated_norm", "silu_split", "jagged_reduce"} <= operators
+    assert len(points) == 3 * len(operators)
+    assert all(point["median_s"] > 0 for point in points)
 
 
 def test_adaptive_lag_measures_every_bound_and_auto(tmp_path: Path) -> None:

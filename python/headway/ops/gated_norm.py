@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY, refuse_gradients_of
+from headway.ops.library import LIBRARY
 from headway.reference.gated_norm import GateForm, Norm
 
 
@@ -86,19 +86,3 @@ def _fake_backward(
         x.new_empty(x.shape),
         *(x.new_empty(0) if each is None else each.new_empty(each.shape) for each in (gate, weight, bias)),
     )
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:4], output[1])
-    ctx.others = inputs[4:]
-    ctx.mark_non_differentiable(output[1])
-
-
-def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, statistics = ctx.saved_tensors
-    grads = torch.ops.headway.gated_norm_backward(grad_out, statistics, None, *tensors, *ctx.others)
-    return (*(grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)), *[None] * 3)
-
-
-torch.library.register_autograd("headway::gated_norm", _backward, setup_context=_setup_context, lib=LIBRARY)
-refuse_gradients_of("gated_norm_backward")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY, refuse_gradients_of
+from headway.ops.library import LIBRARY
 from headway.reference.hstu_attention import Scale
 
 #: Arguments of the operator, in order. ``torch.ops`` requires all of them.
@@ -146,23 +146,3 @@ def _fake_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
         *(each.new_empty(each.shape) for each in heads),
         *(grad_out.new_empty(0) if each is None else torch.empty_like(each) for each in weights),
     )
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in inputs))
-    ctx.others = [None if isinstance(each, Tensor) else each for each in inputs]
-
-
-def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    arguments = [
-        other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)
-    ]
-    names = ("q", "k", "v", "position_weights", "time_weights")
-    gradients = dict(zip(names, torch.ops.headway.hstu_attention_backward(grad_out, *arguments), strict=True))
-    return tuple(
-        gradients.get(name) if needed else None for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)
-    )
-
-
-torch.library.register_autograd("headway::hstu_attention", _backward, setup_context=_setup_context, lib=LIBRARY)
-refuse_gradients_of("hstu_attention_backward")

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY, refuse_gradients_of
+from headway.ops.library import LIBRARY
 
 _OPS = torch.ops.headway
 
@@ -197,89 +197,13 @@ def _fake_combine_dense(values: list[Tensor], bounds: Tensor, num_features: int)
     return [each.new_empty((num_features, each.shape[0] // num_features, *each.shape[1:])) for each in values]
 
 
-def _gradients(ctx: Any, grads: Sequence[Tensor | None], backward: Any) -> list[Tensor | None]:
-    """Computes the gradients of a list of values. ``backward`` is called only with those that need one: ids do not."""
-    is_needed = [needed and grad is not None for needed, grad in zip(ctx.needs_input_grad[0], grads, strict=True)]
-    moved = [grad for grad, needed in zip(grads, is_needed, strict=True) if needed]
-    if not moved:
-        return [None] * len(grads)
-    back = iter(backward(moved))
-    return [next(back) if needed else None for needed in is_needed]
-
-
-def _save_permute(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    values, lengths, features, samples, _ = inputs
-    ctx.save_for_backward(output[2], output[3], features, samples)
-    ctx.sizes = (*lengths.shape, values[0].shape[0])
-
-
-def _permute_backward(ctx: Any, grads: list[Tensor | None], *_: Any) -> tuple[Any, ...]:
-    def move_back(moved: list[Tensor]) -> list[Tensor]:
-        return list(_OPS.jagged_permute_backward(moved, *ctx.saved_tensors, *ctx.sizes))
-
-    return _gradients(ctx, grads, move_back), None, None, None, None
-
-
-def _save_transpose(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(output[1])
-
-
-def _transpose_backward(ctx: Any, grads: list[Tensor | None], _: Any) -> tuple[Any, ...]:
-    (out_lengths,) = ctx.saved_tensors
-    return _gradients(ctx, grads, lambda moved: _OPS.jagged_transpose(moved, out_lengths)[0]), None
-
-
-def _save_dispatch(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(output[1], inputs[2])
-    ctx.num_features = inputs[1].shape[0]
-
-
-def _dispatch_backward(ctx: Any, grads: list[Tensor | None], *_: Any) -> tuple[Any, ...]:
-    out_lengths, bounds = ctx.saved_tensors
-    return (
-        _gradients(ctx, grads, lambda moved: _OPS.ranged_combine(moved, out_lengths, bounds, ctx.num_features)[0]),
-        None,
-        None,
-    )
-
-
-def _save_combine(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(output[1], inputs[2])
-
-
-def _combine_backward(ctx: Any, grads: list[Tensor | None], _: Any) -> tuple[Any, ...]:
-    out_lengths, bounds = ctx.saved_tensors
-    return _gradients(ctx, grads, lambda moved: _OPS.ranged_dispatch(moved, out_lengths, bounds)[0]), None, None, None
-
-
-def _save_dispatch_dense(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.num_features = inputs[0][0].shape[0]
-
-
-def _dispatch_dense_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    (bounds,) = ctx.saved_tensors
-    return _gradients(ctx, grads, lambda moved: _OPS.ranged_combine_dense(moved, bounds, ctx.num_features)), None
-
-
-def _save_combine_dense(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _combine_dense_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    (bounds,) = ctx.saved_tensors
-    return _gradients(ctx, grads, lambda moved: _OPS.ranged_dispatch_dense(moved, bounds)), None, None
-
-
-for _name, _fake, _save, _backward in (
-    ("jagged_permute", _fake_permute, _save_permute, _permute_backward),
-    ("jagged_transpose", _fake_transpose, _save_transpose, _transpose_backward),
-    ("ranged_dispatch", _fake_dispatch, _save_dispatch, _dispatch_backward),
-    ("ranged_combine", _fake_combine, _save_combine, _combine_backward),
-    ("ranged_dispatch_dense", _fake_dispatch_dense, _save_dispatch_dense, _dispatch_dense_backward),
-    ("ranged_combine_dense", _fake_combine_dense, _save_combine_dense, _combine_dense_backward),
+for _name, _fake in (
+    ("jagged_permute", _fake_permute),
+    ("jagged_permute_backward", _fake_permute_backward),
+    ("jagged_transpose", _fake_transpose),
+    ("ranged_dispatch", _fake_dispatch),
+    ("ranged_combine", _fake_combine),
+    ("ranged_dispatch_dense", _fake_dispatch_dense),
+    ("ranged_combine_dense", _fake_combine_dense),
 ):
     torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_autograd(f"headway::{_name}", _backward, setup_context=_save, lib=LIBRARY)
-torch.library.register_fake("headway::jagged_permute_backward", _fake_permute_backward, lib=LIBRARY)
-refuse_gradients_of("jagged_permute_backward")

@@ -22,7 +22,7 @@ sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -188,87 +188,13 @@ def _fake_reduce(values: Tensor, offsets: Tensor, reduction: str) -> Tensor:
     return values.new_empty((offsets.shape[0] - 1, *values.shape[1:]))
 
 
-def _save_concat(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    values, offsets = inputs
-    ctx.save_for_backward(*offsets)
-    ctx.num_rows = [each.shape[0] for each in values]
-
-
-def _concat_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    offsets = list(ctx.saved_tensors)
-    return _OPS.jagged_split(grad, offsets, ctx.num_rows), [None] * len(offsets)
-
-
-def _save_split(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.save_for_backward(*inputs[1])
-
-
-def _split_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    offsets = list(ctx.saved_tensors)
-    return _OPS.jagged_concat(grads, offsets), [None] * len(offsets), None
-
-
-def _save_to_padded(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.num_rows = inputs[0].shape[0]
-
-
-def _to_padded_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (offsets,) = ctx.saved_tensors
-    return _OPS.padded_to_jagged(grad, offsets, ctx.num_rows), None, None, None
-
-
-def _save_to_jagged(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.max_length = inputs[0].shape[1]
-
-
-def _to_jagged_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (offsets,) = ctx.saved_tensors
-    return _OPS.jagged_to_padded(grad, offsets, ctx.max_length, 0), None, None
-
-
-def _save_expand(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _expand_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (offsets,) = ctx.saved_tensors
-    return _OPS.jagged_reduce(grad, offsets, "sum"), None, None
-
-
-def _save_add_dense(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.max_length = inputs[2].shape[1]
-
-
-def _add_dense_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (offsets,) = ctx.saved_tensors
-    needs_dense = ctx.needs_input_grad[2]
-    return grad, None, _OPS.jagged_to_padded(grad, offsets, ctx.max_length, 0) if needs_dense else None
-
-
-def _save_reduce(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.num_rows, ctx.reduction = inputs[0].shape[0], inputs[2]
-
-
-def _reduce_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    (offsets,) = ctx.saved_tensors
-    if ctx.reduction == "mean":
-        lengths = offsets.diff().clamp(min=1)
-        grad = (grad / lengths.view(-1, *[1] * (grad.dim() - 1))).to(grad.dtype)
-    return _OPS.jagged_expand(grad, offsets, ctx.num_rows), None, None
-
-
-for _name, _fake, _save, _backward in (
-    ("jagged_concat", _fake_concat, _save_concat, _concat_backward),
-    ("jagged_split", _fake_split, _save_split, _split_backward),
-    ("jagged_to_padded", _fake_to_padded, _save_to_padded, _to_padded_backward),
-    ("padded_to_jagged", _fake_to_jagged, _save_to_jagged, _to_jagged_backward),
-    ("jagged_expand", _fake_expand, _save_expand, _expand_backward),
-    ("jagged_add_dense", _fake_add_dense, _save_add_dense, _add_dense_backward),
-    ("jagged_reduce", _fake_reduce, _save_reduce, _reduce_backward),
+for _name, _fake in (
+    ("jagged_concat", _fake_concat),
+    ("jagged_split", _fake_split),
+    ("jagged_to_padded", _fake_to_padded),
+    ("padded_to_jagged", _fake_to_jagged),
+    ("jagged_expand", _fake_expand),
+    ("jagged_add_dense", _fake_add_dense),
+    ("jagged_reduce", _fake_reduce),
 ):
     torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_autograd(f"headway::{_name}", _backward, setup_context=_save, lib=LIBRARY)

@@ -7,12 +7,11 @@ Shapes: T rows, P columns of all parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.ops.library import LIBRARY, refuse_gradients_of
+from headway.ops.library import LIBRARY
 
 
 def silu_split(x: Tensor, widths: Sequence[int], *, activated: Sequence[bool] | None = None) -> list[Tensor]:
@@ -46,17 +45,3 @@ def _fake(x: Tensor, widths: list[int], activated: list[bool]) -> list[Tensor]:
 @torch.library.register_fake("headway::silu_split_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake_backward(grads: list[Tensor], x: Tensor, activated: list[bool]) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, _, ctx.activated = inputs
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    (x,) = ctx.saved_tensors
-    return torch.ops.headway.silu_split_backward(grads, x, ctx.activated)[0], None, None
-
-
-torch.library.register_autograd("headway::silu_split", _backward, setup_context=_setup_context, lib=LIBRARY)
-refuse_gradients_of("silu_split_backward")
