@@ -5,6 +5,7 @@ import errno
 import importlib.metadata
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,16 @@ def test_large_messages_are_pulled_only_where_siblings_may_be_read() -> None:
 def test_other_hosts_are_reached_by_rdma_only_where_it_works() -> None:
     assert uses("peers on other hosts", Level.OK, Level.OK, rdma_works=True).startswith("verbs")
     assert uses("peers on other hosts", Level.OK, Level.OK) == "tcp"
+
+
+@pytest.mark.parametrize(("effective", "is_limited"), [("0000003fffffffff", False), ("00000000a80425fb", True)])
+def test_locked_memory_is_limited_without_the_capability(
+    monkeypatch: pytest.MonkeyPatch, effective: str, is_limited: bool
+) -> None:
+    # The second set of capabilities is that of root in a container of Docker's defaults.
+    monkeypatch.setattr(_host, "read_text", lambda path: f"Name:\tpython\nCapEff:\t{effective}\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    assert _host.locked_memory_bytes() == (65536 if is_limited else None)
 
 
 @pytest.mark.parametrize(

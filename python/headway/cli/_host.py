@@ -19,14 +19,15 @@ from typing import Any
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PROBE_LIMIT_S = 120.0
+_CAP_IPC_LOCK = 14  #: number of the capability in ``linux/capability.h``
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuLimits:
-    """Cores that this process may use."""
+    """Logical processors that this process may use."""
 
-    online: int  #: cores of the host
-    allowed: int  #: cores in this process's affinity mask
+    online: int  #: logical processors of the host
+    allowed: int  #: logical processors in this process's affinity mask
     quota: float | None  #: CPU time limit of the cgroup, in cores; None: no limit
 
     @property
@@ -163,9 +164,20 @@ def registers_dma_buf() -> bool | None:
 
 
 def locked_memory_bytes() -> int | None:
-    """Limit of locked memory (RLIMIT_MEMLOCK), which RDMA registration needs; None: no limit, or the user is root."""
+    """Limit of locked memory (RLIMIT_MEMLOCK), which RDMA registration needs; None: no limit.
+
+    The kernel does not limit processes with the capability CAP_IPC_LOCK. Root has it on a host, but not in a container
+    of Docker's defaults.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
+    return None if limit == resource.RLIM_INFINITY or _has_capability(_CAP_IPC_LOCK) else limit
+
+
+def _has_capability(number: int) -> bool:
+    """Whether the process has a capability (``linux/capability.h``) in effect."""
+    status = read_text(Path("/proc/self/status")) or ""
+    effective = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
+    return bool(effective) and bool(int(effective[0], 16) >> number & 1)
 
 
 def run_probe(script_name: str) -> dict[str, Any]:
