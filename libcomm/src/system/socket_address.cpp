@@ -47,7 +47,7 @@ SocketAddress::SocketAddress(sockaddr const* address, socklen_t length) : length
   std::memcpy(&storage_, address, length);
 }
 
-// Such a name leaves no file behind that a killed process would have to remove. Any process in the network namespace
+// The name is abstract (Linux): no file remains if the process is killed. Any process in the network namespace
 // may connect, whoever its user is, so peers must prove themselves in another way.
 SocketAddress SocketAddress::local(std::string_view name) {
   sockaddr_un address{};
@@ -84,7 +84,10 @@ std::optional<SocketAddress> SocketAddress::parse(std::string_view text) {
   std::uint16_t port = 0;
   auto const [end, error] = std::from_chars(port_text.data(), port_text.data() + port_text.size(), port);
   if (error != std::errc() || end != port_text.data() + port_text.size()) return std::nullopt;
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  bool const has_brackets = host.size() >= 2 && host.front() == '[' && host.back() == ']';
+  if (has_brackets) host = host.substr(1, host.size() - 2);
+  // Without brackets nobody can tell whether the last number of an IPv6 address is a port.
+  if (!has_brackets && host.find(':') != std::string_view::npos) return std::nullopt;
   return numeric(host, port);
 }
 
@@ -126,9 +129,10 @@ std::string SocketAddress::host() const {
 }
 
 std::string SocketAddress::ip() const {
-  constexpr std::string_view kIpv4Prefix = "::ffff:";
   std::string const text = host();
-  return text.starts_with(kIpv4Prefix) ? text.substr(kIpv4Prefix.size()) : text;
+  if (family() != AF_INET6) return text;
+  auto const v6 = as<sockaddr_in6>(storage_);
+  return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) ? text.substr(text.rfind(':') + 1) : text;
 }
 
 std::string SocketAddress::to_string() const {
@@ -140,7 +144,7 @@ std::string SocketAddress::to_string() const {
 std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) throw SystemError("getifaddrs", errno, "listing this host's addresses");
-  // Link-local addresses are left out: they are valid only with the number of an interface, which means nothing on
+  // IPv6 link-local addresses are left out: they are valid only with the number of an interface, which means nothing on
   // another host. Loopback comes last: it leads a peer on another host to itself.
   std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> const owner(first, &::freeifaddrs);
   std::vector<InterfaceAddress> found;
