@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How the blocks of an all-to-all travel to the peers. With the defaults of GroupOptions:
+// How the blocks of an all-to-all travel to the peers. A slot is memory for one block in the receiver's ring, and
+// max_lag is the number of all-to-alls by which a rank may run ahead of its peers. With the defaults of GroupOptions:
 //
 //   block                          max_lag 0                     max_lag above 0
 //   below 64 KiB (min_get_bytes)   into the slot                 into the slot
@@ -15,8 +16,8 @@
 // With max_lag above 0 a block that would fit into the slot is announced only if the slots of the whole ring would
 // not stay in cache (get_footprint), since only then does the copy cost much. The sender must be able to go on
 // without the receiver, so it may revoke the RTS: both claim one word by compare-and-swap, and the winner moves the
-// block. The sender revokes when its operation waits only for open RTS, 50 us (rts_patience) later for each started
-// 256 KiB: with slots of 1 MiB, 150 us for a block of 600 KiB.
+// block. Once an operation waits for nothing but open RTS, the sender waits rts_patience (50 us) for each started
+// 256 KiB of the largest of their blocks, then revokes them: 150 us for a block of 600 KiB, with slots of 1 MiB.
 //
 // Invariant: whoever wins the claim moves the block, so it moves once. A sender that lost no longer tries to revoke,
 // and waits until the receiver has read the block.
@@ -123,6 +124,7 @@ Deadline AllToAllSender::revoke_overdue(AllToAllOperation& operation, Clock::tim
   auto& open_rts = operation.open_rts;
   std::erase_if(open_rts,
                 [&](auto const& each) { return !each.is_revoked && !rendezvous_.is_open(each.peer, each.transfer); });
+  put_revoked(operation);  // Their receivers wait for them, whatever else the operation waits for.
   bool const lacks_more = operation.pending_parts() > static_cast<int>(open_rts.size());
   if (open_rts.empty() || lacks_more) return Deadline::max();
   if (operation.lacks_only_rts_at == Clock::time_point()) operation.lacks_only_rts_at = now;
@@ -138,15 +140,21 @@ Deadline AllToAllSender::revoke_overdue(AllToAllOperation& operation, Clock::tim
 }
 
 void AllToAllSender::revoke(AllToAllOperation& operation) {
-  std::erase_if(operation.open_rts, [&](AllToAllOperation::Rts& each) {
-    if (!each.is_revoked) {
-      auto const word = context_.layout().ring_claim(context_.rank(), channel_, operation.slot);
-      // If the claim fails, the receiver is reading the block.
-      if (!context_.endpoint().claim(each.peer, word, operation.seq() + 1)) return true;
-      rendezvous_.forget(each.peer, each.transfer);
-      each.is_revoked = true;
-      ++num_unsent_;
-    }
+  auto const word = context_.layout().ring_claim(context_.rank(), channel_, operation.slot);
+  for (auto& each : operation.open_rts) {
+    if (each.is_revoked || !context_.endpoint().claim(each.peer, word, operation.seq() + 1)) continue;
+    rendezvous_.forget(each.peer, each.transfer);
+    each.is_revoked = true;
+    ++num_unsent_;
+  }
+  // Where the claim failed, the receiver is reading the block.
+  std::erase_if(operation.open_rts, [](auto const& each) { return !each.is_revoked; });
+  put_revoked(operation);
+}
+
+void AllToAllSender::put_revoked(AllToAllOperation& operation) {
+  std::erase_if(operation.open_rts, [&](AllToAllOperation::Rts const& each) {
+    if (!each.is_revoked) return false;
     auto const block = operation.sends[static_cast<std::size_t>(each.peer)];
     // No header: the receiver may be reading the RTS's header in this slot.
     Status const status = context_.endpoint().put({.peer = each.peer, .offset = slot_at_peer(operation)}, {}, block,

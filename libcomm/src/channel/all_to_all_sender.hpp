@@ -65,8 +65,10 @@ class AllToAllSender {
   [[nodiscard]] bool send_rts(AllToAllOperation& operation, int peer, int max_lag, MessageHeader header);
   /// Are the bytes of the whole ring, with blocks of this size, too many to stay in cache (get_footprint)?
   [[nodiscard]] bool leaves_cache(AllToAllOperation const& operation) const;
-  /// Claims the open RTS of `operation` and sends their blocks. Those without credit stay for the next call.
+  /// Claims the open RTS of `operation` and sends the blocks of those that no receiver is reading.
   void revoke(AllToAllOperation& operation);
+  /// Sends the blocks of revoked RTS. Those without credit stay for the next call.
+  void put_revoked(AllToAllOperation& operation);
   /// Notes a put that still needs its block.
   void note_put(AllToAllOperation& operation, int peer);
   [[nodiscard]] std::uint64_t slot_at_peer(AllToAllOperation const& operation) const {
