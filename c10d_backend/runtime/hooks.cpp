@@ -151,12 +151,12 @@ void Hooks::started(std::uint64_t key, Poll poll) {
 
 void Hooks::completed(std::uint64_t key, bool is_success, std::optional<float> duration_ms) {
   std::lock_guard const lock(mutex_);
-  if (pending_.erase(key) != 0) complete(key, is_success, duration_ms);
+  if (pending_.erase(key) != 0) complete_locked(key, is_success, duration_ms);
 }
 
 void Hooks::fire_completion(std::uint64_t key, std::optional<float> duration_ms) {
   std::lock_guard const lock(mutex_);
-  complete(key, true, duration_ms);
+  complete_locked(key, true, duration_ms);
 }
 
 void Hooks::poll_pending(std::size_t limit) {
@@ -168,11 +168,11 @@ void Hooks::poll_pending(std::size_t limit) {
     }
     auto const key = entry->first;
     entry = pending_.erase(entry);
-    complete(key, *outcome, std::nullopt);
+    complete_locked(key, *outcome, std::nullopt);
   }
 }
 
-void Hooks::complete(std::uint64_t key, bool is_success, std::optional<float> duration_ms) {
+void Hooks::complete_locked(std::uint64_t key, bool is_success, std::optional<float> duration_ms) {
   if (is_success) {
     for (auto const& [id, hook] : completion_hooks_) hook(key, duration_ms);
   }

@@ -13,11 +13,11 @@
 
 namespace headway::c10d_backend {
 
-/// Key of an operation that no other operation of this process ever has.
+/// Returns a new key for an operation. Keys of a process are unique and ascend.
 [[nodiscard]] std::uint64_t new_completion_key() noexcept;
 
-/// Functions that users and PyTorch's flight recorder register with a group: abort hooks, completion hooks, and
-/// timeout extensions, which end with an operation. Thread-safe. hooks.cpp explains when each is called.
+/// Functions that users and PyTorch's flight recorder register with a group, abort hooks and completion hooks, and the
+/// group's timeout extensions. Thread-safe. hooks.cpp explains when each is called.
 class Hooks {
  public:
   using AbortHook = std::function<void()>;
@@ -29,7 +29,8 @@ class Hooks {
   /// Replaces the hook that has the same id.
   void add_abort_hook(std::int64_t id, AbortHook hook);
   void remove_abort_hook(std::int64_t id);
-  /// @returns true for the first caller if there are abort hooks: it must have run_abort_hooks() called.
+  /// @returns true for the first caller if there are abort hooks: it must see to it that run_abort_hooks() or
+  /// end_abort() is called.
   [[nodiscard]] bool begin_abort();
   /// Calls all abort hooks, in the order of their ids. Call it without locks and without the interpreter lock: a hook
   /// may take its time. A hook that throws is reported and does not keep the others from running.
@@ -40,11 +41,12 @@ class Hooks {
   /// without the interpreter lock.
   void wait_for_abort_hooks(std::chrono::milliseconds limit);
 
+  /// The hook runs under a lock: it must not call this object.
   void add_completion_hook(std::int64_t id, CompletionHook hook);
-  /// Removes the hook, which is not running any more when this returns.
+  /// Removes the hook, which is not running any more when this returns. Call it without the interpreter lock.
   void remove_completion_hook(std::int64_t id);
 
-  /// Removes all hooks.
+  /// Removes all hooks, timeout extensions and pending operations, once no completion hook runs.
   void clear();
 
   /// Lengthens the timeout of operations that start from now on, until the first of them completes.
@@ -54,7 +56,7 @@ class Hooks {
 
   /// Notes the start of operation `key`. `poll` is called while nobody else reports its completion.
   void started(std::uint64_t key, Poll poll);
-  /// Reports the end of operation `key`. Has effect once.
+  /// Reports the end of operation `key`. Only the first call for a key counts.
   void completed(std::uint64_t key, bool is_success, std::optional<float> duration_ms);
   /// Reports the end of an operation that started() was not told of.
   void fire_completion(std::uint64_t key, std::optional<float> duration_ms);
@@ -68,9 +70,10 @@ class Hooks {
     std::optional<std::uint64_t> first_key;
   };
 
-  /// Polls the oldest `limit` pending operations. Needs the lock.
+  /// Polls the oldest `limit` pending operations. The caller holds `mutex_`.
   void poll_pending(std::size_t limit);
-  void complete(std::uint64_t key, bool is_success, std::optional<float> duration_ms);
+  /// Body of completed(). The caller holds `mutex_`.
+  void complete_locked(std::uint64_t key, bool is_success, std::optional<float> duration_ms);
   void update_wish();
 
   std::mutex abort_mutex_;  ///< Guards the next members. Not held while a hook runs.

@@ -69,17 +69,17 @@ void GroupAdminImpl::abort(std::string const& reason) {
 
 Status GroupAdminImpl::deliver(std::chrono::milliseconds timeout) {
   ProgressLock lock(core_);
-  if (core_.has_failed()) return {};
+  if (core_.has_failed()) return {};  // The caller knows of an earlier failure: waits have returned it.
   auto& channels = core_.channels();
   Deadline const deadline = deadline_after(timeout);
   bool const has_sent = channels.find_undelivered() != nullptr;
   for (;;) {
     core_.progress();
     auto const operation = channels.find_undelivered();
-    // A failure does not matter to delivery if this rank only receives: peers that leave first cause one.
+    // A failure does not matter if nothing was undelivered: peers that leave first cause one.
     if (core_.has_failed()) return has_sent ? core_.failure() : Status();
     if (operation == nullptr) return {};
-    say_what_is_not_taken();
+    send_refusals();
     auto const now = Clock::now();
     if (int const peer = find_refusal(*operation, now); peer >= 0) {
       return {StatusCode::kPeerLost, "rank " + std::to_string(peer) + " leaves the group and has not received: " +
@@ -96,7 +96,7 @@ Status GroupAdminImpl::deliver(std::chrono::milliseconds timeout) {
   }
 }
 
-void GroupAdminImpl::say_what_is_not_taken() {
+void GroupAdminImpl::send_refusals() {
   for (int peer = 0; peer < core_.size(); ++peer) {
     auto const at = static_cast<std::size_t>(peer);
     if (peer == core_.rank() || refuses_[at] || core_.channels().receives_from(peer)) continue;
@@ -127,11 +127,14 @@ ShrunkGroup GroupAdminImpl::shrink(std::span<int const> ranks_to_exclude, std::c
   {
     ProgressLock const lock(core_);
     expects(!std::exchange(is_shrunk_, true), "shrink was called before for this group");
-    core_.fail({StatusCode::kAborted, "rank " + std::to_string(core_.rank()) + " leaves the group behind (shrink)"},
-               true, base::LogLevel::kInfo);
-    core_.survivors().begin(core_.progress_at_failure(), ranks_to_exclude);
   }
   try {
+    {
+      ProgressLock const lock(core_);
+      core_.fail({StatusCode::kAborted, "rank " + std::to_string(core_.rank()) + " leaves the group behind (shrink)"},
+                 true, base::LogLevel::kInfo);
+      core_.survivors().begin(core_.progress_at_failure(), ranks_to_exclude);
+    }
     return Shrink(core_, std::min(timeout, kLongestTimeout)).run();
   } catch (...) {
     std::lock_guard const lock(core_.mutex());

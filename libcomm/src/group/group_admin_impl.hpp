@@ -38,7 +38,7 @@ class GroupAdminImpl final : public GroupAdmin {
 
  private:
   /// Refuses further messages of the peers that no receive of this rank waits for.
-  void say_what_is_not_taken();
+  void send_refusals();
   /// A peer that refuses messages, but must still take data of `operation`. -1: there is none.
   [[nodiscard]] int find_refusal(OperationState const& operation, Clock::time_point now) const;
 

@@ -378,7 +378,7 @@ void GroupCore::on_oob(int peer, std::string_view text) {
   if (text == kLeave) return peer_reports_.left(peer, Clock::now());
   if (text == kRefusal) return peer_reports_.refused(peer, Clock::now());
   if (text.starts_with(kObserverPrefix)) return on_observer_oob(peer, text.substr(1));
-  if (Survivors::is_said_in(text)) {
+  if (Survivors::is_survivor_message(text)) {
     survivors_.on_oob(peer, text);
     return peer_reports_.failed_elsewhere(
         {StatusCode::kAborted, "rank " + std::to_string(peer) + " leaves the group behind (shrink)"});

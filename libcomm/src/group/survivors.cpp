@@ -2,7 +2,8 @@
 
 // Consensus of the ranks that remain after a failure: who are the members of the new group?
 //
-// Idea: each rank sends every peer a claim: attempt, members, progress. At first the members are all ranks that it does
+// Idea: each rank sends every peer a claim: attempt, members, progress. An attempt is one try to connect the new group;
+// a failed one raises its number. At first the members are all ranks that it does
 // not know to be lost. A rank drops a peer whose connection ended, and every rank that a member's claim drops; then it
 // sends its changed claim. It has agreed when the newest claim of every member equals its own in attempt and members.
 //
@@ -13,11 +14,13 @@
 // Invariants: members are only ever dropped, and attempts only rise, so claims converge.
 //   A claim from a non-member is ignored.
 //   A member's claim without this rank means exclusion (excluded_by), not that this rank drops itself.
-//   The end of a connection is no loss if that peer sent kDone for this attempt.
+//   The end of a connection is no loss if that peer sent kDone for this attempt: it has the new group and may close the
+//   old one. Nobody gives an attempt up once a peer is done with it.
 // Format: the first byte is the kind. Claim: attempt, member bits in words of 32, collectives, number of channels,
-// all-to-alls of each. Value: attempt, key, value. Done: attempt. Integers are little-endian, 32 bits; counts take two.
-// Complexity: each change of a rank's claim costs n - 1 OOB messages; it changes once per dropped rank and attempt at
-// most. Source: design and limits (two halves, silence) in docs/design/shrink.md.
+// all-to-alls of each. Value: attempt, key, value, in place of the store that the old group had. Done: attempt.
+// Integers are little-endian, 32 bits; counts take two. Complexity: each change of a rank's claim costs n - 1 OOB
+// messages; it changes once per dropped rank and attempt at most. Source: design and limits (network partition,
+// silence) in docs/design/shrink.md.
 
 #include "group/survivors.hpp"
 
@@ -35,7 +38,8 @@ constexpr char kClaim = '\x03', kValue = '\x04', kDone = '\x05';  ///< First byt
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-/// OOB message of a kind and a body.
+/// Returns the byte `kind` followed by the body.
+/// @throws base::UsageError if they do not fit an OOB message
 std::string oob_of(char kind, ByteWriter& body) {
   auto const bytes = body.take();
   std::string text(1, kind);
@@ -81,12 +85,12 @@ std::vector<bool> read_ranks(ByteReader& body, std::size_t size) {
 Survivors::Survivors(int rank, int size)
     : rank_(rank), members_(index(size), true), claims_(index(size)), is_done_(index(size)) {}
 
-bool Survivors::is_said_in(std::string_view message) {
+bool Survivors::is_survivor_message(std::string_view message) {
   return !message.empty() && message.front() >= kClaim && message.front() <= kDone;
 }
 
 void Survivors::on_oob(int peer, std::string_view text) {
-  if (!is_said_in(text)) return;
+  if (!is_survivor_message(text)) return;
   char const kind = text.front();
   auto const body = std::as_bytes(std::span(text.substr(1)));
   if (kind == kClaim) return on_claim(peer, body);
@@ -141,7 +145,7 @@ void Survivors::exclude_silent() {
   }
 }
 
-// All members take the higher number over with the next claim, so they begin the same attempt.
+// The next claim carries the higher number, and all members adopt it: they begin the same attempt.
 void Survivors::give_up(std::uint32_t attempt) {
   if (attempt_ > attempt) return;
   attempt_ = attempt + 1;

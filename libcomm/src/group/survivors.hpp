@@ -28,7 +28,7 @@ class Survivors final : public ArrivalSink {
   Survivors(int rank, int size);
 
   /// Is an OOB message one of this protocol? If so, its sender has left the failed group.
-  [[nodiscard]] static bool is_said_in(std::string_view message);
+  [[nodiscard]] static bool is_survivor_message(std::string_view message);
 
   // ArrivalSink
   void arrived(int /*source*/, Tag /*tag*/) override {}  // A failed group has no waiters.

@@ -34,8 +34,8 @@ inline int milliseconds_until(Deadline deadline) {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
 }
 
-/// Wakes the sleeping threads of one rank from other threads (eventfd). ring_if_armed() makes no system call while the
-/// doorbell is not armed.
+/// Wakes the one thread of a rank that may sleep here, from other threads (eventfd). ring_if_armed() makes no system
+/// call while the doorbell is not armed.
 class Doorbell {
  public:
   Doorbell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -46,8 +46,12 @@ class Doorbell {
   Doorbell& operator=(Doorbell const&) = delete;
 
   [[nodiscard]] int fd() const { return fd_; }
-  /// Orders the flag before the caller's next poll. Partner: the fence in ring_if_armed().
-  void arm() { armed_.exchange(true, std::memory_order_seq_cst); }
+  /// The fence orders the flag before the caller's next look for messages. An exchange alone would not on aarch64,
+  /// where a later load may overtake it. Partner: the fence in ring_if_armed().
+  void arm() {
+    armed_.store(true, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   void disarm() { armed_.store(false, std::memory_order_relaxed); }
   [[nodiscard]] bool is_armed() const { return armed_.load(std::memory_order_relaxed); }
   /// Rings if a thread may sleep. The fence orders the caller's earlier stores before the load of the flag. Partner:
@@ -61,7 +65,8 @@ class Doorbell {
     std::uint64_t const one = 1;
     [[maybe_unused]] auto const written = write(fd_, &one, sizeof one);
   }
-  /// Blocks until the next ring, a ring since the last drain(), or `deadline`.
+  /// Returns at the next ring (at once if there was one since the last drain()), at `deadline`, after 60 s, or at a
+  /// signal.
   void sleep(Deadline deadline) const {
     pollfd entry{.fd = fd_, .events = POLLIN, .revents = 0};
     if (::poll(&entry, 1, milliseconds_until(deadline)) > 0) drain();

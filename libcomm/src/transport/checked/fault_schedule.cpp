@@ -51,7 +51,7 @@ std::vector<FaultSchedule::Notification> FaultSchedule::take_due_originals() {
 
 void FaultSchedule::release(Notification const& notification, std::vector<Notification>& due) {
   due.push_back(notification);
-  std::uint64_t const arrivals = ++arrivals_from_[notification.source];
+  std::uint64_t const arrivals = ++delivered_from_[notification.source];
   if (one_in(8)) {
     repeats_.push_back({notification, poll_ + below(kMaxRepeatPolls), arrivals + 1 + below(kMaxRepeatDistance)});
   }
