@@ -416,9 +416,9 @@ def test_limits_are_those_of_all_ranks_together() -> None:
 def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torchrec = pytest.importorskip("torchrec")
+        jagged_tensor = pytest.importorskip("torchrec.sparse.jagged_tensor")
     batch = {name: columns[:2] for name, columns in make_batch(4).items()}
-    keyed = torchrec.KeyedJaggedTensor(
+    keyed = jagged_tensor.KeyedJaggedTensor(
         keys=["not looked up", *batch],
         values=torch.cat([torch.tensor([5]), *(values for values, _ in batch.values())]),
         lengths=torch.cat([torch.tensor([1, 0, 0, 0, 0, 0]), *(lengths for _, lengths in batch.values())]),
@@ -429,7 +429,7 @@ def test_a_keyed_jagged_tensor_is_looked_up_as_a_dictionary_is() -> None:
         torch.testing.assert_close(embeddings, expected[name], rtol=0, atol=0)
     with pytest.raises(ValueError, match="feature user is missing; there are: item, tags, city"):
         ours(
-            torchrec.KeyedJaggedTensor(
+            jagged_tensor.KeyedJaggedTensor(
                 keys=["item", "tags", "city"], values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0])
             )
         )

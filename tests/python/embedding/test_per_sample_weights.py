@@ -174,11 +174,11 @@ def test_weights_may_be_computed_and_shared() -> None:
 
 
 def test_weights_of_a_keyed_jagged_tensor_get_theirs() -> None:
-    torchrec = pytest.importorskip("torchrec")
+    jagged_tensor = pytest.importorskip("torchrec.sparse.jagged_tensor")
     tables, batch = make_tables(), weighted_batch(6)
     batch["city"] = (*batch["city"], torch.ones(len(batch["city"][0])))
     weights = torch.cat([batch[name][2].detach() for name in POOLING]).requires_grad_()
-    keyed = torchrec.KeyedJaggedTensor(
+    keyed = jagged_tensor.KeyedJaggedTensor(
         keys=list(POOLING),
         values=torch.cat([batch[name][0] for name in POOLING]),
         lengths=torch.cat([batch[name][1] for name in POOLING]),
