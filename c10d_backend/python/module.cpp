@@ -37,8 +37,6 @@ namespace headway::c10d_backend {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
-template <typename T>
-using IntrusiveClass = py::class_<T, c10::intrusive_ptr<T>>;
 
 /// Transports that Python may choose, by name.
 std::map<std::string, comm::Transport> const& transports() {
@@ -68,7 +66,7 @@ void expects_value(bool condition, std::string const& message) {
   if (!condition) throw py::value_error(message);
 }
 
-/// Sets the secret of a group. An empty one is allowed: then the bootstrap draws one.
+/// Sets the secret of a group. If it is empty, HEADWAY_GROUP_SECRET counts, or else the bootstrap draws one.
 void set_secret(comm::GroupOptions& settings, std::string secret) {
   expects_value(secret.empty() || secret.size() >= comm::kMinSecretBytes,
                 "secret must have at least " + std::to_string(comm::kMinSecretBytes) + " bytes, not " +
@@ -76,7 +74,7 @@ void set_secret(comm::GroupOptions& settings, std::string secret) {
   settings.secret = std::move(secret);
 }
 
-/// Notes that the user chose a size: it then comes before the one of the environment.
+/// Notes that the user chose a size: it then takes precedence over the one of the environment.
 void set_slot_bytes(HeadwayOptions& options, std::int64_t slot_bytes) {
   expects_value(slot_bytes > 0, "slot_bytes must be above 0, not " + std::to_string(slot_bytes));
   options.group.slot_bytes = static_cast<std::size_t>(slot_bytes);
@@ -96,7 +94,8 @@ void warn_of_old_name(char const* old_name, char const* new_name) {
 }
 
 /// headway.Options(). `lag` may be "auto": then max_lag starts at 0, and the group collects what recommended_max_lag()
-/// needs. `engine` and `allow_pull` are former names of `transport` and `allow_get`; given ones come first.
+/// needs. `engine` and `allow_pull` are former names of `transport` and `allow_get`; if they are given, they take
+/// precedence.
 c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_lag_limit,
                                                 std::optional<std::int64_t> slot_bytes, int num_channels,
                                                 std::string const& transport, std::optional<Milliseconds> timeout,
@@ -360,8 +359,9 @@ void define_backend(py::module_& module, py::object const& base) {
            py::arg("output_split_sizes"), py::arg("input_split_sizes"), py::arg("channel"),
            py::arg("timeout") = c10d::kUnsetTimeout, Release())
       .def("recommended_max_lag", &HeadwayBackend::recommended_max_lag, py::arg("channel") = 0, Release(),
-           "Returns the smallest bound that is worth having on a channel. The group needs "
-           "``Options(max_lag=\"auto\")``.")
+           "Returns the smallest ``max_lag`` of a channel beyond which this rank would not wait noticeably less. The "
+           "group "
+           "needs ``Options(max_lag=\"auto\")``.")
       .def("set_max_lag", &HeadwayBackend::set_max_lag, py::arg("max_lag"), py::arg("channel") = py::none(), Release())
       .def("max_lag", &HeadwayBackend::max_lag, py::arg("channel") = 0, Release(),
            "Returns the present bound of a channel on this rank.")

@@ -85,7 +85,9 @@ class Trainer:
         """Examples trained on so far, all epochs together."""
 
     def train_until(self, num_seen: int) -> None:
-        """Trains until ``num_seen`` examples were seen, counted over all epochs. The last batch may be smaller.
+        """Trains until ``num_seen`` examples were seen, counted over all epochs.
+
+        The last batch, and that of each epoch, may be smaller. A stop shifts the limits of all later batches.
 
         Raises:
             ValueError: more examples were seen already.
@@ -111,7 +113,7 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, begin: int, end: int) -> torch.Tensor:
-        """Predicts examples ``begin`` to ``end - 1`` without training; returns (end - begin, L) logits."""
+        """Predicts examples ``begin`` to before ``end``, at least one; returns (end - begin, L) logits."""
         size = self._settings.batch_size
         logits = []  # one tensor of this rank per batch
         for first in range(begin, end, size):

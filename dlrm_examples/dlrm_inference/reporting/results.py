@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregates the reports of the ranks into one row per workload, system and bound."""
+"""Aggregates the reports of the ranks into one row per workload, system and lag bound (``max_lag``, the paper's k).
+
+The paper is arXiv 2512.19342.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,21 @@ REFERENCE_SYSTEM = "sync"
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """Result of one workload, system and bound; times in seconds.
+    """Result of one workload, system and lag bound; times in seconds.
 
     Attributes:
         num_samples: number of runs times number of processes.
         latency: time of a step, the paper's metric; mean over runs and processes.
         latency_quantiles: 5%, 50% and 95% quantiles of the same samples.
         throughput: mini-batches per second of all processes together; mean over runs.
-        run_rates: the same of each run. Points of one run have the same delays, so their ratio is a paired sample.
+        run_rates: throughput of each run. All points of a run get the same injected delays, so rates pair by run.
         speedup: throughput divided by that of the synchronous system in the same runs; None if it was not measured.
         request_latency: time from the arrival of a mini-batch to its predictions; mean over runs and processes.
         request_latency_p99: 99% quantile over all requests.
         waiting: time in waits per step; mean over runs and processes.
         posting: time per step in the calls that start exchanges; mean over runs and processes.
-        replay_ratio: measured time divided by the replayed least time, for all ranks together; mean over runs.
+        replay_ratio: measured time divided by the least time that the same work needs under the bound, for all ranks
+            together; mean over runs.
         held_bytes: largest size of the tensors that pending steps kept alive on a rank.
         library_bytes: largest receive buffer that Headway reserves on a rank; None for other systems.
         bytes_per_exchange: mean bytes that a rank sends per exchange.
@@ -140,6 +144,7 @@ def _speedup(elapsed_s: np.ndarray, reference_s: np.ndarray) -> Estimate:
 
 
 def _replay_ratios(entries: list[Measurement], max_lag: int, num_ranks: int) -> list[float]:
+    """Returns for each run the measured time divided by the least time, found by a replay of its work."""
     ratios = []
     for first in range(0, len(entries), num_ranks):
         run = entries[first : first + num_ranks]
@@ -149,7 +154,7 @@ def _replay_ratios(entries: list[Measurement], max_lag: int, num_ranks: int) -> 
 
 
 def bytes_per_lag(rows: Sequence[ResultRow], of_row: Callable[[ResultRow], int | None]) -> dict[str, float]:
-    """Slope of ``of_row`` in bytes per unit of k (least squares), for each system with at least two bounds."""
+    """Slope of ``of_row`` in bytes per unit of ``max_lag`` (least squares), for systems with at least two bounds."""
     by_system: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         num_bytes = of_row(row)
@@ -164,7 +169,7 @@ def bytes_per_lag(rows: Sequence[ResultRow], of_row: Callable[[ResultRow], int |
 
 
 def paper_bytes_per_lag(plan: Plan, workload: int) -> int:
-    """The paper's estimate of the memory per unit of k for this workload, in bytes."""
+    """The paper's estimate of the memory per unit of ``max_lag`` for this workload, in bytes."""
     of = plan.workloads[workload]
     config = DlrmConfig(table_rows=of.table_rows, num_dense=of.num_dense)
     return estimated_bytes_per_lag(row_bytes=config.row_bytes, mini_batch=plan.mini_batch, num_tables=config.num_tables)

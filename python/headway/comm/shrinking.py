@@ -38,7 +38,8 @@ class ShrunkGroup:
 
     Every member has completed the first ``all_to_alls[c]`` all-to-alls of channel ``c`` of the old group, and the first
     ``collectives`` of its other collectives. Reductions, which Gloo or NCCL execute, do not count. A member may have
-    completed a few more, up to its ``max_lag``. The caller must redo these from the state of that time.
+    completed a few more, up to its ``max_lag``, the number of all-to-alls by which it may run ahead. The caller must
+    restore its state from before these, and redo them.
     """
 
     group: dist.ProcessGroup
@@ -74,6 +75,7 @@ def shrink(
     global_ranks = dist.get_process_group_ranks(old)
     result = backend_of(old).shrink_to_survivors(list(exclude), timeout)
     left_out = {rank for index, rank in enumerate(global_ranks) if index not in result.ranks}
+    # _finalize_shrunk_group() takes the store of the new group from the entry of the old one.
     c10d._world.pg_map[old] = (NAME, result.backend.store)
     info["pg_options_override"] = None
     new = c10d._finalize_shrunk_group(info, left_out, result.backend)

@@ -9,5 +9,5 @@ from headway._extension_import import import_extension
 
 import_extension("_kernels")
 
-#: Library of the registrations that Python adds to the C++ operators: shapes. kernels/torch/gradients.cpp has gradients.
+#: Library of the registrations that Python adds to the C++ operators: shapes. Gradients are in kernels/torch/.
 LIBRARY = torch.library.Library("headway", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -37,8 +37,8 @@ struct RowNotes {
   float state;          ///< Scalar of a row-wise optimizer.
 };
 
-/// Memory of rows of one size, with their notes. Pages are huge once the rows fill at least one huge page, so that a
-/// small table does not take two huge pages.
+/// Memory of rows of one size, with their notes. Pages are huge once the rows fill at least one huge page:
+/// a small table would otherwise take two of them, one for rows and one for notes.
 class RowStore {
  public:
   static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;
@@ -61,7 +61,7 @@ class RowStore {
   }
 
   [[nodiscard]] std::size_t row_bytes() const { return row_bytes_; }
-  /// Rows of all blocks that were taken, in use or free.
+  /// Rows of all blocks that were taken, in use or free. No other thread may allocate meanwhile.
   [[nodiscard]] std::size_t num_rows() const { return num_taken_ * kBlockRows; }
   /// Bytes of the pages that hold rows and notes of taken blocks, and of the bits of free rows.
   [[nodiscard]] std::size_t num_bytes() const;
@@ -84,10 +84,10 @@ class RowStore {
   std::size_t row_bytes_;
   int chunk_bits_;  ///< log2 of the rows of a chunk.
   std::vector<HugeMemory> chunks_;
-  /// (taken blocks) A bit for each row: 1 is free. Used by the allocator that has the block.
+  /// One word for each taken block, with a bit for each row: 1 is free. Used by the allocator that has the block.
   std::vector<std::uint64_t> free_rows_;
-  std::mutex mutex_;           ///< Held by take_block() alone.
-  std::size_t num_taken_ = 0;  ///< Taken blocks; guarded by `mutex_`.
+  std::mutex mutex_;           ///< Guards `num_taken_` while threads allocate.
+  std::size_t num_taken_ = 0;  ///< Taken blocks.
 };
 
 /// Allocates rows from blocks of its own, for one thread.

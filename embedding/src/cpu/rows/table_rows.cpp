@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Contents of rows on the CPU. Rows are stored in float32, or in bfloat16 if their ids are rare (cold rows), and are
+// Contents of rows on the CPU. Rows are stored in float32, or in bfloat16 if their keys are rare (cold rows), and are
 // read and written as float32. The layout of a row is its embedding (dim numbers), then its optimizer state in float32.
 // Its notes, which are lookup count, step of the last lookup and state of a row-wise optimizer, are apart
 // (row_store.hpp).
@@ -68,7 +68,7 @@ void TableRows::write(RowId id, std::span<float const> values) {
   }
 }
 
-void TableRows::write_at_random(RowId id, Key key, std::uint64_t step, std::span<float const> values) {
+void TableRows::write_stochastically(RowId id, Key key, std::uint64_t step, std::span<float const> values) {
   auto const out = cold_embedding(id);
   for (std::size_t first = 0; first < dim_; first += kColumnsPerRounding) {
     auto const words = rounding_words(key, static_cast<std::uint32_t>(first / kColumnsPerRounding), step);
@@ -99,7 +99,7 @@ void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step, std::spa
   if (precision_of(to) == Precision::kFloat32) {
     write(to, scratch);
   } else {
-    write_at_random(to, key, step, scratch);
+    write_stochastically(to, key, step, scratch);
   }
   std::ranges::copy(state(from), state(to).begin());
   notes(to) = notes(from);
@@ -110,7 +110,7 @@ void TableRows::update(RowId id, Key key, Step const& step, std::span<float cons
   bool const is_cold = precision_of(id) == Precision::kBfloat16;
   if (is_cold) read(id, scratch);
   optimizer_.update(step.factors, is_cold ? scratch : embedding(id), state(id), notes(id).state, gradient);
-  if (is_cold) write_at_random(id, key, step.number, scratch);
+  if (is_cold) write_stochastically(id, key, step.number, scratch);
 }
 
 std::size_t TableRows::num_bytes() const {

@@ -83,7 +83,7 @@ class TableRows {
     return {reinterpret_cast<Bfloat16*>(store_of(id).row(plain(id))), dim_};
   }
   /// Writes `embedding` with stochastic rounding. The random bits depend on key, step and column alone.
-  void write_at_random(RowId id, Key key, std::uint64_t step, std::span<float const> embedding);
+  void write_stochastically(RowId id, Key key, std::uint64_t step, std::span<float const> embedding);
 
   std::size_t dim_;
   kernels::RowOptimizer optimizer_;

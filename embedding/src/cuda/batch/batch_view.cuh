@@ -30,25 +30,25 @@ struct KeysView {
   std::uint64_t const* ids;     ///< (keys)
   std::uint32_t const* tables;  ///< (keys) nullptr: all keys are of `table`.
   std::uint32_t table;
-  std::uint32_t const* counts;  ///< (keys) Lookups per key; nullptr: `otherwise` each.
-  std::uint32_t otherwise;
+  std::uint32_t const* counts;  ///< (keys) Lookups per key; nullptr: `default_count` each.
+  std::uint32_t default_count;
   DeviceCount size;  ///< Number of keys.
 
   [[nodiscard]] __device__ Key key(std::uint32_t i) const {
     return {.id = __ldg(ids + i), .table = tables == nullptr ? table : __ldg(tables + i)};
   }
   [[nodiscard]] __device__ std::uint32_t count(std::uint32_t i) const {
-    return counts == nullptr ? otherwise : __ldg(counts + i);
+    return counts == nullptr ? default_count : __ldg(counts + i);
   }
 };
 
-/// View of a batch of less than 2^32 keys. @param otherwise lookups per key if `keys` has no counts
-inline KeysView view_of(Keys const& keys, std::uint32_t otherwise = 1) {
+/// View of a batch of less than 2^32 keys. @param default_count lookups per key if `keys` has no counts
+inline KeysView view_of(Keys const& keys, std::uint32_t default_count = 1) {
   return {.ids = keys.ids.data(),
           .tables = keys.tables.empty() ? nullptr : keys.tables.data(),
           .table = keys.table,
           .counts = keys.counts.empty() ? nullptr : keys.counts.data(),
-          .otherwise = otherwise,
+          .default_count = default_count,
           .size = {.most = static_cast<std::uint32_t>(keys.size()), .known = keys.num_known}};
 }
 

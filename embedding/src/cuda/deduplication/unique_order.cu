@@ -2,7 +2,8 @@
 
 // Permutes unique keys, for example into the order of their owner ranks.
 //
-// Idea: the members of a unique key are its batch positions (CSR indices), and `csr_offsets` are the CSR offsets.
+// Idea: the members of a unique key u are its batch positions, csr_indices[csr_offsets[u]] to before
+// csr_indices[csr_offsets[u + 1]].
 // `order` maps the new index of each key to its old index; a kernel inverts it (`places`). An exclusive prefix sum over
 // the numbers of members, in the new order, gives the new `csr_offsets`. Each member then moves to the new offset of
 // its key plus its offset within the key.
@@ -12,6 +13,7 @@
 //   Batch position 2, the second member of key 7, moves from csr_indices[1] to csr_indices[1 + (1 - 0)].
 //
 // Invariants: members stay ascending within each key. `order` must be a permutation; nothing checks that on the device.
+// Inputs and outputs do not overlap.
 // Complexity: O(keys of the batch). Scratch memory: 4 bytes per key of the batch, and that of the prefix sum.
 
 #include "cuda/batch/batch_view.cuh"
@@ -75,9 +77,10 @@ __global__ void __launch_bounds__(kBlockThreads) reorder_members_kernel(MemberOr
   auto const& from = args.from;
   std::uint32_t const at = thread_index();
   if (at >= from.num_known()) return;
-  std::uint32_t const key = from.csr_indices[at], old_index = from.inverse_indices[key], index = args.places[old_index];
-  args.inverse_indices[key] = index;
-  args.csr_indices[args.csr_offsets[index] + (at - from.csr_offsets[old_index])] = key;
+  std::uint32_t const position = from.csr_indices[at], old_index = from.inverse_indices[position];
+  std::uint32_t const index = args.places[old_index];
+  args.inverse_indices[position] = index;
+  args.csr_indices[args.csr_offsets[index] + (at - from.csr_offsets[old_index])] = position;
 }
 
 }  // namespace
@@ -87,6 +90,7 @@ void reorder_unique_keys_async(CudaUniqueKeys const& unique, std::span<std::uint
   UniqueView const from(unique);
   auto const num_keys = static_cast<std::uint32_t>(unique.inverse_indices.size());
   DeviceBuffer<std::uint32_t> const places(num_keys, stream);
+  // One thread more than keys: the one behind the last key writes the number of keys, also for an empty batch.
   reorder_keys_kernel<<<num_blocks(std::uint64_t{num_keys} + 1), kBlockThreads, 0, stream>>>(
       {.from = view_of(unique.keys()),
        .order = order.data(),

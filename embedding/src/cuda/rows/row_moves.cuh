@@ -37,7 +37,7 @@ __device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool
 __device__ inline void copy_row(RowsView const& rows, RowId from, RowId to, Key key, std::uint64_t step) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   for (std::uint32_t quad = lane; quad < rows.num_quads(); quad += kWarp) {
-    rows.write_at_random(to, quad, key, step, rows.read(from, quad));
+    rows.write_stochastically(to, quad, key, step, rows.read(from, quad));
   }
   for (std::uint32_t j = lane; j < rows.state_size; j += kWarp) rows.state(to)[j] = rows.state(from)[j];
   if (lane != 0) return;

@@ -88,7 +88,8 @@ struct RowsView {
     write(id, quad, values, [](float value, std::uint32_t) { return round_to_nearest(value); });
   }
   /// Writes; rounds stochastically in a cold row, by random words that depend on key, step and column alone.
-  __device__ void write_at_random(RowId id, std::uint32_t quad, Key key, std::uint64_t step, Quad const& values) const {
+  __device__ void write_stochastically(RowId id, std::uint32_t quad, Key key, std::uint64_t step,
+                                       Quad const& values) const {
     if (precision_of(id) == Precision::kFloat32) {
       write_quad(embedding(id), quad, dim, values);
       return;

@@ -82,9 +82,9 @@ class CudaTable final : public Table {
   class Call;
   /// Differences between find_or_insert(), insert_or_assign() and import_records().
   struct Rules {
-    std::uint32_t otherwise = 1;   ///< Lookups per key if the batch has no counts.
-    std::uint32_t min_count = 1;   ///< Lookups after which a key gets a row.
-    bool is_limited = true;        ///< max_rows applies.
+    std::uint32_t default_count = 1;  ///< Lookups per key if the batch has no counts.
+    std::uint32_t min_count = 1;      ///< Lookups after which a key gets a row.
+    bool is_limited = true;           ///< max_rows applies.
     bool fills_embeddings = true;  ///< New rows get their initial embedding; false: the caller writes the embeddings.
     bool last_holds = false;  ///< If a key repeats, only the count of its last occurrence decides on the precision.
   };

@@ -13,7 +13,8 @@
 //   Statuses: pending, inserted, pending, found. The row of key 7 gets count 4.
 //   With no room for a row, the statuses of key 7 are pending, no room, no room, and two refusals are counted.
 //
-// Invariants: rows and statuses are those of the CPU table; keys get the last rows in batch order.
+// Invariants: the same keys get rows, and with the same statuses, as in the CPU table. Near the limit the first keys of
+//   the batch get the rows that are left.
 //   The host never waits for the plan: it only bounds the number of rows (num_rows_at_most()).
 // Complexity: O(keys). A plan adds a deduplication (hash table and radix sort) and a prefix sum over the batch.
 // Source: docs/design/cuda_tables.md, "Near a limit a batch is planned first".
@@ -56,8 +57,8 @@ Records last_records(Records const& records) {
   return last;
 }
 
-/// Address of the word of a pending key, or of the slot just claimed for it (kClaimed). nullptr if the key has a row or
-/// its stripe is full (counted as refused).
+/// Address of the word of a pending key, or of the slot just claimed for it (kClaimed). nullptr if the key has a row,
+/// or if its stripe, the part of the key index that its hash selects, is full (counted as refused).
 __device__ RowWord* claim_or_find_pending(IndexView const& index, Key key, TableState& state) {
   Hash const hash = hash_of(key);
   // A lost compare-and-swap means that another key took the free slot: search again from the start of the probe.
@@ -127,12 +128,14 @@ struct CudaTable::Plan {
   DeviceBuffer<std::uint64_t> ids;
   DeviceBuffer<std::uint32_t> tables, counts, inverse_indices, csr_indices, csr_offsets, size;
   DeviceBuffer<RowWord> words;  ///< (unique keys) Words in the key index before the insertion.
+  /// (unique keys) Batch position of the crossing, and the count there; first position, and its count (the count of the
+  /// last position if Rules::last_holds).
   DeviceBuffer<std::uint32_t> crossings, crossing_counts, firsts, first_counts;
   DeviceBuffer<std::uint8_t> are_refused;
   CudaUniqueKeys unique;
 };
 
-/// Predicate: is key i the last occurrence of its id? Always true for a batch without duplicates.
+/// Predicate: is batch position i the last occurrence of its key? Always true for a batch without duplicates.
 struct CudaTable::LastOfEach {
   std::unique_ptr<Plan> plan;  ///< Unique keys of the batch; nullptr if the batch has no duplicates.
 
@@ -177,7 +180,7 @@ void CudaTable::insert_or_assign(Keys const& keys, std::span<float const> embedd
   DeviceBuffer<KeyStatus> own_statuses(statuses.empty() ? keys.size() : 0, call.stream());
   Keys without_counts = keys;
   without_counts.counts = {};
-  insert(without_counts, {.otherwise = 0, .min_count = 0, .fills_embeddings = false},
+  insert(without_counts, {.default_count = 0, .min_count = 0, .fills_embeddings = false},
          {.rows = rows.data(), .statuses = statuses.empty() ? own_statuses.data() : statuses.data()}, call.stream());
   write_embeddings(keys, rows.span(), embeddings, last_of_each(keys, call.stream()), call.stream());
 }
@@ -187,10 +190,10 @@ void CudaTable::insert(Keys const& keys, Rules const& rules, Outcome const& outc
   if (options_.time_to_live > 0 && rules.is_limited) remove_expired_async(keys, stream);
   // A bound, not the exact number: if it says that all keys fit, they do. If not, the planned path finds out.
   bool const has_room = num_rows_at_most() + keys.size() <= most_rows(rules);
-  if (options_.hot_count > 0) ++generation_;  // Rows may be promoted.
+  if (options_.hot_count > 0) ++generation_;  // Rows may move from bfloat16 to float32: their ids change.
   prepare(keys.size(), rules, stream);
   if (keys.are_unique && has_room) {
-    insert_unique(view_of(keys, rules.otherwise), rules, nullptr, outcome, stream);
+    insert_unique(view_of(keys, rules.default_count), rules, nullptr, outcome, stream);
   } else {
     insert_carefully(keys, rules, outcome, stream);
   }
@@ -215,7 +218,8 @@ void CudaTable::insert_unique(KeysView const& keys, Rules const& rules, Plan con
                            .row_ids = outcome.rows,
                            .statuses = outcome.statuses,
                            .words = words.data()};
-  // One grid for the most keys there may be. If fewer are known (num_known), the other threads only mark kAbsent.
+  // One grid for the most keys there may be. The device may know of fewer (num_known): the other threads only mark
+  // kAbsent. The first kernel claims slots, the second assigns rows and writes statuses.
   std::uint32_t const blocks = (keys.size.most + kBlockThreads - 1) / kBlockThreads;
   claim_kernel<<<blocks, kBlockThreads, 0, stream>>>(args);
   base::check_launch("claim_kernel");
@@ -241,7 +245,7 @@ void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome c
       stream, "find words");
   for_each_async(
       plan.num_keys,
-      [unique, batch = view_of(keys, rules.otherwise), min_count = rules.min_count, words = plan.words.data(),
+      [unique, batch = view_of(keys, rules.default_count), min_count = rules.min_count, words = plan.words.data(),
        csr_indices = plan.csr_indices.data(), csr_offsets = plan.csr_offsets.data(), crossings = plan.crossings.data(),
        crossing_counts = plan.crossing_counts.data(), firsts = plan.firsts.data(),
        first_counts = plan.first_counts.data(), last_holds = rules.last_holds] __device__(std::uint64_t u) {
@@ -268,9 +272,9 @@ void CudaTable::insert_carefully(Keys const& keys, Rules const& rules, Outcome c
   DeviceBuffer<KeyStatus> statuses(plan.num_keys, stream);
   auto counted = view_of(plan.unique.keys());
   // insert_or_assign() without counts: an assignment is no lookup. The counts that deduplication made are ignored.
-  if (keys.counts.empty() && rules.otherwise == 0) {
+  if (keys.counts.empty() && rules.default_count == 0) {
     counted.counts = nullptr;
-    counted.otherwise = 0;
+    counted.default_count = 0;
   }
   insert_unique(counted, rules, &plan, {.rows = rows.data(), .statuses = statuses.data()}, stream);
   for_each_async(

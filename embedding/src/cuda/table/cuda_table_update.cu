@@ -116,7 +116,7 @@ __device__ void apply_update(UpdateArgs const& args, RowId row, std::uint32_t i,
     }
   }
   std::uint32_t const dim = args.rows.dim;
-  args.rows.write_at_random(row, quad, args.keys.key(i), args.step, weights);
+  args.rows.write_stochastically(row, quad, args.keys.key(i), args.step, weights);
   if constexpr (num_states(kKind) > 0) write_quad(args.rows.state(row), quad, dim, first);
   if constexpr (num_states(kKind) > 1) write_quad(args.rows.state(row) + dim, quad, dim, second);
 }

@@ -240,7 +240,7 @@ __device__ inline void fill_rows(InsertionArgs const& args, SettlingBlock const&
       Newcomer const& one = block.newcomers[cell.row()];
       std::uint32_t const quad = cell.column();
       if (one.before != RowId::kNone) {
-        args.rows.write_at_random(one.row, quad, one.key(), args.step, args.rows.read(one.before, quad));
+        args.rows.write_stochastically(one.row, quad, one.key(), args.step, args.rows.read(one.before, quad));
       } else if (args.fills_embeddings) {
         args.rows.write(one.row, quad, args.initial_values.of(one.key(), quad));
       }

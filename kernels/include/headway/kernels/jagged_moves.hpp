@@ -16,10 +16,10 @@ namespace headway::kernels {
 /// tensors are all such moves.
 ///
 /// Row i of a segment is copied to row i of the same segment in the other tensor. If the placed segment has fewer rows,
-/// a gather fills the rest, and a scatter skips it.
+/// a gather fills the rest, and a scatter skips it. If it has more, these rows are neither read nor written.
 ///
-/// Example: a gather of items 2 and 0 from the rows a a | b | c c c. Packed offsets are 0 3 5, placed offsets 0 2 3 6
-/// with the order {outer: 2 0}. The result is c c c | a a.
+/// Example: a gather of segments 2 and 0 from the rows a a | b | c c c. Packed offsets are 0 3 5, placed offsets 0 2 3
+/// 6 with the order 2 0 (Segments::outer). The result is c c c | a a.
 struct JaggedMove {
   /// kGather copies from the placed to the packed tensor, kScatter the other way.
   enum class Direction : std::uint8_t { kGather, kScatter };
@@ -36,20 +36,22 @@ struct JaggedMove {
   PlacedRow placed_row = PlacedRow::kSame;
 };
 
-/// Tensor that takes part in a move. For a gather `source` is placed and `out` packed; for a scatter the other way.
+/// Source and output of one tensor of a move. For a gather `source` is placed and `out` packed; for a scatter the other
+/// way.
 struct MovedRows {
   void const* source = nullptr;
   void* out = nullptr;
   std::int64_t row_bytes = 0;  ///< From 1, below 2^32.
-  std::byte fill[16] = {};     ///< Repeated pattern that fills rows; an element whose size divides 16.
+  std::byte fill[16] = {};     ///< Element that fills missing rows, repeated; its size divides 16.
 };
 
 /// Moves rows on the CPU. Cost: each row is read and written once; the offsets of each segment are read once.
-/// @throws std::invalid_argument if segments reach beyond the rows, or packed ones do not cover theirs in order
+/// @throws std::invalid_argument if segments reach beyond the rows, or the packed ones do not cover all packed rows in
+/// order
 void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors, Executor const& executor);
 
-/// Moves rows on a device, in stream order: one launch for up to 64 tensors. Segments that do not fit raise an
-/// assertion on the device. `tensors` may be destroyed after the call.
+/// Moves rows on a device, in stream order: one launch for each 64 tensors. Segments that reach beyond the rows
+/// raise an assertion on the device. `tensors` may be destroyed after the call.
 /// @throws std::invalid_argument if sizes are out of their ranges; std::runtime_error if CUDA refuses the launch
 void move_rows_async(JaggedMove const& move, std::span<MovedRows const> tensors, CudaStream stream);
 

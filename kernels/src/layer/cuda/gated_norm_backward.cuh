@@ -3,8 +3,9 @@
 
 // Gated normalisation on a device, backward.
 //
-// Idea: a persistent grid; a block takes rows in steps of the grid. It keeps a row of x, gate and output gradients in
-// registers and computes, with g the gradient of the norm's output n, c = (z - mean) / deviation and h = g * weight:
+// Idea: a persistent grid, whose blocks take rows in a grid-stride loop. A block keeps a row of x, gate and output
+// gradients in registers. With g the gradient of the norm's output n, c = (z - mean) / deviation and h = g * weight, it
+// computes
 //   grad_z = (h - mean(h) - c * mean(h * c)) / deviation; for RMSNorm without mean(h).
 // Gradients of weight (sum of g * c) and bias (sum of g) stay in registers over all rows of a block. At the end a block
 // writes one partial sum per column; add_column_sums_kernel() adds these up.
@@ -27,6 +28,7 @@ template <class Shape>
 struct GatedNormBackwardParams {
   NormParams<Shape> norm;
   typename Shape::Number const* statistics;
+  /// `residual`: gradient of the residual branch, which is added to grad_x; may be null.
   typename NormParams<Shape>::Rows grad_out, residual;
   typename Shape::Element *grad_x, *grad_gate;
   typename Shape::Number* partials;  ///< (blocks, 2, num_columns): sums for weight and bias; null if not wanted.
@@ -39,11 +41,14 @@ struct BackwardRow {
   using Values = typename Shape::Values;
 
   NormParams<Shape> const& params;
-  RowPacks<Shape> x, gate, first, middle, last;  ///< Gradients of the parts; forms with one part only have `last`.
-  Number mean, inverse;
+  RowPacks<Shape> x, gate;
+  /// Gradients of the output's parts. Forms with three have silu(gate), x or its norm n, and n * silu(gate); those with
+  /// one have only `last`.
+  RowPacks<Shape> first, middle, last;
+  Number mean, inverse_deviation;
 
   __device__ BackwardRow(GatedNormBackwardParams<Shape> const& args, std::int64_t row)
-      : params(args.norm), mean(args.statistics[2 * row]), inverse(args.statistics[2 * row + 1]) {
+      : params(args.norm), mean(args.statistics[2 * row]), inverse_deviation(args.statistics[2 * row + 1]) {
     std::int64_t const columns = params.num_columns;
     constexpr std::int64_t kParts = num_parts(Shape::kForm);
     x.load(params.x, row, 0, columns);
@@ -62,7 +67,7 @@ struct BackwardPack {
   using Values = typename Shape::Values;
   using Gate = Silu<typename Shape::Element>;
 
-  Values x, u, last;
+  Values x, gate, last;
   Values centred;      ///< (z - mean) / deviation, for the input z of the norm.
   Values grad_normed;  ///< Gradient of the norm's output.
   Values weight;
@@ -73,17 +78,17 @@ struct BackwardPack {
     row.params.weight.read_or(1, pack, weight);
     row.x.read(i, pack, x);
     row.last.read(i, pack, last);
-    if constexpr (Shape::kHasGate) row.gate.read(i, pack, u);
+    if constexpr (Shape::kHasGate) row.gate.read(i, pack, gate);
 #pragma unroll
     for (int j = 0; j < Shape::kSize; ++j) {
       typename Shape::Number z = x[j];
       grad_normed[j] = last[j];
       if constexpr (kForm == GateForm::kGateThenNorm) {
-        z *= Gate(u[j]).value();
+        z *= Gate(gate[j]).value();
       } else if constexpr (Shape::kHasGate) {
-        grad_normed[j] *= Gate(u[j]).value();
+        grad_normed[j] *= Gate(gate[j]).value();
       }
-      centred[j] = (z - row.mean) * row.inverse;
+      centred[j] = (z - row.mean) * row.inverse_deviation;
     }
     if constexpr (kForm == GateForm::kConcatNorm) {
       Values middle;
@@ -208,7 +213,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
       BackwardPack<Shape> const at(of, i, pack);
 #pragma unroll
       for (int j = 0; j < Shape::kSize; ++j) {
-        grad_x[j] = (at.grad_normed[j] * at.weight[j] - mean - at.centred[j] * product_mean) * of.inverse;
+        grad_x[j] = (at.grad_normed[j] * at.weight[j] - mean - at.centred[j] * product_mean) * of.inverse_deviation;
       }
       if constexpr (Shape::kHasGate) {
         Values grad_gate;
@@ -216,7 +221,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
 #pragma unroll
           for (int j = 0; j < Shape::kSize; ++j) {
             grad_gate[j] = grad_x[j] * at.x[j];
-            grad_x[j] *= Silu<typename Shape::Element>(at.u[j]).value();
+            grad_x[j] *= Silu<typename Shape::Element>(at.gate[j]).value();
           }
         } else {
 #pragma unroll
@@ -230,7 +235,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
           }
         }
 #pragma unroll
-        for (int j = 0; j < Shape::kSize; ++j) grad_gate[j] *= Silu<typename Shape::Element>(at.u[j]).slope();
+        for (int j = 0; j < Shape::kSize; ++j) grad_gate[j] *= Silu<typename Shape::Element>(at.gate[j]).slope();
         Pack::of(grad_gate).store(args.grad_gate + row * num_columns + pack * Shape::kSize);
       }
       if constexpr (kForm == GateForm::kConcat) {
@@ -249,7 +254,8 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
   sums.write();
 }
 
-/// Calls call.template operator()<Shape>() with the shape for the memory of `args`.
+/// Calls call.template operator()<Shape>(). The shape reads vectors if all pointers and strides of `args` are aligned
+/// for them, else single elements.
 template <class Call>
 void with_norm_shape(GatedNormBackward const& args, Call const& call) {
   GatedNorm const& forward = args.forward;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Rounding to bfloat16 pairs by AVX512_BF16 instructions, which treat numbers below 2^-126 as zero.
+// Rounding to pairs of bfloat16, the operands of dot products, by AVX512_BF16 instructions. These treat numbers of
+// magnitude below 2^-126 as zero.
 //
-// The instruction rounds two vectors of 16 floats to one of 32 numbers: the first vector's below, the second's above.
+// The instruction rounds two vectors of 16 floats to one of 32 numbers: the first vector fills the lower half, the
+// second the upper half.
 // That is already the layout for neighbours in a row. For neighbours in a column the halves are interleaved: numbers
 // f0 f1 ... s0 s1 ... become f0 s0 f1 s1 ..., by the index vector 0 16 1 17 2 18 ...
 
@@ -15,11 +17,11 @@
 namespace headway::kernels::hstu {
 namespace {
 
-/// Rounds rows 2 i and 2 i + 1 into pairs.
+/// Rounds rows 2 i and 2 i + 1 into pairs. A missing last row counts as zero.
 inline void pair_rows(float const* block, std::int64_t rows, std::int64_t columns, Bfloat16Pair* pairs) {
   using Vector = Simd<float>::Vector;
-  typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes)));
-  Halves alternating;  // Index vector that interleaves both halves of a vector.
+  typedef std::uint16_t Words16 __attribute__((vector_size(kVectorBytes)));
+  Words16 alternating;  // Index vector that interleaves both halves of a vector.
   for (int i = 0; i < 32; ++i) alternating[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 16);
   for (std::int64_t row = 0; row < rows; row += 2, block += 2 * kBlockSize, pairs += kBlockSize)
     for (std::int64_t column = 0; column < columns; column += Simd<float>::kLanes) {
@@ -31,7 +33,7 @@ inline void pair_rows(float const* block, std::int64_t rows, std::int64_t column
     }
 }
 
-/// Rounds columns 2 i and 2 i + 1 into pairs.
+/// Rounds columns 2 i and 2 i + 1 into pairs. A missing last column counts as zero.
 inline void pair_columns(float const* block, std::int64_t rows, std::int64_t columns, Bfloat16Pair* pairs) {
   constexpr std::int64_t kLanes = Simd<float>::kLanes;
   for (std::int64_t row = 0; row < rows; ++row, block += kBlockSize, pairs += kBlockSize / 2) {

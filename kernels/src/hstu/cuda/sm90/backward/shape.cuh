@@ -3,7 +3,8 @@
 // Compile-time shapes of the backward kernels on sm_90a, and the layout of their shared memory.
 //
 // Shared memory decides the shapes. dim 128, kTiles: K and V of 128 keys take 64 KiB, two stages of Q and dO of 64
-// queries 64 KiB, two stages of dS' 32 KiB, dQ 32 KiB: 192 KiB, beside which a time table fits.
+// queries 64 KiB, two stages of dS' 32 KiB, dQ 32 KiB: 192 KiB, beside which a table of bias weights by time difference
+// fits.
 
 #pragma once
 
@@ -29,9 +30,9 @@ struct Sm90BackwardShape {
   static constexpr int kThreads = 128 * (kConsumers + (kHasBias ? 2 : 1));
   static constexpr int kBlockKeys = 64 * kConsumers;
   static constexpr int kBlockQueries = 64;
-  static constexpr int kStages = 2;  ///< Stages of Q, dO and dS.
-  /// Stages of K and V. There are two if the sequence has one tile: then dQ needs no room, and the next K and V can
-  /// arrive early.
+  static constexpr int kStages = 2;  ///< Stages of Q, dO and dS'.
+  /// Stages of K and V. There are two if all sequences have one tile and no bias: then dQ needs no room, and the next K
+  /// and V can arrive early.
   static constexpr int kKeyStages = kWork == BackwardWork::kSequencesOfATile && !kHasBias ? 2 : 1;
   /// Number of the last blocks of queries of a sequence whose dQ stays in shared memory between tiles, where there is
   /// room. Most tiles of keys add to these.
@@ -50,7 +51,7 @@ struct Sm90BackwardShape {
   /// Registers of a thread by role. A block has 64 K in all.
   static constexpr int kConsumerRegisters = !kHasBias ? 232 : kDim == 128 ? 224 : 208;
   static constexpr int kProducerRegisters = kHasBias && kDim == 128 ? 24 : 40;
-  /// For the warpgroup that adds up gradients of bias weights.
+  /// For the warpgroup that adds up gradients of bias weights. Not used without a bias.
   static constexpr int kGradientRegisters = 512 - 2 * kConsumerRegisters - kProducerRegisters;
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
