@@ -13,7 +13,8 @@ function(headway_install_programs)
   endforeach()
 endfunction()
 
-# Installs headway::comm, and headway::base below it, as a CMake package; other projects use it by find_package(headway).
+# Installs a CMake package; other projects use it by find_package(headway). Component headway_comm has headway::comm and
+# headway::base below it. Component headway_embedding adds headway::embedding and headway::kernels.
 function(headway_install_package)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
   install(TARGETS headway_base headway_comm EXPORT headwayTargets
@@ -24,6 +25,16 @@ function(headway_install_package)
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_comm
           FILES_MATCHING PATTERN "*.hpp")
   install(EXPORT headwayTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_comm)
+  if(TARGET headway_embedding)
+    install(TARGETS headway_kernels headway_embedding EXPORT headwayEmbeddingTargets
+            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_embedding
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_embedding
+            INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/kernels/include/ ${PROJECT_SOURCE_DIR}/embedding/include/
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_embedding
+            FILES_MATCHING PATTERN "*.hpp")
+    install(EXPORT headwayEmbeddingTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_embedding)
+  endif()
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/headwayConfig.cmake.in ${PROJECT_BINARY_DIR}/headwayConfig.cmake
                                 INSTALL_DESTINATION ${package_dir})
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/headwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)

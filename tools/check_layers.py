@@ -60,7 +60,11 @@ LAYERS = [
     Layer(folder="c10d_backend", includes=frozenset({"base", "libcomm", "torch"})),
     Layer(folder="python"),
     Layer(folder="dlrm_examples", may_import=frozenset({"headway"})),
-    Layer(folder="examples", includes=frozenset({"base", "libcomm"}), may_import=frozenset({"headway"})),
+    Layer(
+        folder="examples",
+        includes=frozenset({"base", "libcomm", "kernels", "embedding"}),
+        may_import=frozenset({"headway"}),
+    ),
     Layer(
         folder="benchmarks",
         includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi"}),
@@ -101,6 +105,7 @@ _FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu/deduplication", "cuda/deduplication"),
         ("cpu/table", "cuda/table"),
         ("cuda",),
+        ("exchange",),
     ),
     "c10d_backend": (
         (".",), ("runtime",), ("tensors",), ("group",), ("work",), ("reduction",), ("backend",), ("python",),

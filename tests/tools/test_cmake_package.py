@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A project outside of the build tree finds the installed library and exchanges data with it."""
+"""A project outside of the build tree finds the installed libraries, exchanges data and looks up embeddings."""
 
 import subprocess
 import sys
@@ -20,23 +20,22 @@ def run(*command: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the consumer's program against an installation."""
+    """Builds the consumer's programs against an installation. Returns their folder."""
     if not (BUILD / "CMakeCache.txt").exists():
         pytest.skip("build/ is not configured: run `make build`")
     folder = tmp_path_factory.mktemp("package")
-    run(CMAKE, "--install", BUILD, "--component", "headway_comm", "--prefix", folder / "installed")
+    for component in ("headway_comm", "headway_embedding"):
+        run(CMAKE, "--install", BUILD, "--component", component, "--prefix", folder / "installed")
     run(CMAKE, "-S", ROOT / "examples/cmake_consumer", "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_PREFIX_PATH={folder / 'installed'}")  # fmt: skip
     run(CMAKE, "--build", folder / "build")
-    return folder / "build" / "exchange"
+    return folder / "build"
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_consumer_of_the_package_exchanges_data(consumer: Path, tmp_path: Path, size: int) -> None:
+def run_ranks(program: Path, size: int, store: Path) -> list[str]:
+    """Runs a program on several ranks, which must all succeed. Returns what each printed."""
     ranks = [
-        subprocess.Popen(
-            [str(consumer), str(rank), str(size), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([str(program), str(rank), str(size), str(store)], stdout=subprocess.PIPE, text=True)
         for rank in range(size)
     ]
     try:
@@ -44,12 +43,24 @@ def test_a_consumer_of_the_package_exchanges_data(consumer: Path, tmp_path: Path
     finally:
         for rank in ranks:
             rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, outputs
+    return outputs
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_consumer_of_the_package_exchanges_data(consumer: Path, tmp_path: Path, size: int) -> None:
+    outputs = run_ranks(consumer / "exchange", size, tmp_path / "store")
     assert outputs == [f"rank {rank} of {size}: all numbers are right\n" for rank in range(size)]
-    assert [rank.returncode for rank in ranks] == [0] * size
+
+
+@pytest.mark.parametrize(("size", "sums"), [(1, "0 and -1"), (2, "-1.5 and -4")])
+def test_a_consumer_of_the_package_looks_up_embeddings(consumer: Path, tmp_path: Path, size: int, sums: str) -> None:
+    outputs = run_ranks(consumer / "lookup", size, tmp_path / "store")
+    assert outputs == [f"rank {rank} of {size}: sums {sums}, as expected\n" for rank in range(size)]
 
 
 def test_the_installed_package_does_not_name_the_build_tree(consumer: Path) -> None:
-    installed = consumer.parents[1] / "installed"
+    installed = consumer.parent / "installed"
     configs = list(installed.rglob("*.cmake"))
     assert configs
     assert [path for path in configs if str(ROOT) in path.read_text(encoding="utf-8")] == []

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace headway::embedding {
+
+/// How the ranks of a ShardedTable exchange bytes: over a group of libcomm (GroupExchanger), or not at all (one rank).
+/// Calls are collective: all ranks make the same ones in the same order.
+class Exchanger {
+ public:
+  /// A started all-to-all. Its destructor waits too, but reports no error.
+  class Exchange {
+   public:
+    virtual ~Exchange() = default;
+    /// Blocks until all blocks have arrived and those that were sent may be written again.
+    /// @throws base::OperationError if a rank was lost, or the time is over
+    virtual void wait() = 0;
+  };
+
+  virtual ~Exchanger() = default;
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  /// Starts to send sends[r] to rank r and to receive receives[r] from it. Does not wait. The blocks belong to the
+  /// exchange until it is done; the spans of blocks only during the call.
+  /// @param sends, receives (size) block for, and from, each rank; sizes agree between sender and receiver
+  [[nodiscard]] virtual std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                        std::span<std::span<std::byte> const> receives) = 0;
+};
+
+/// An exchanger of a single rank, which copies its block.
+[[nodiscard]] std::unique_ptr<Exchanger> make_local_exchanger();
+
+}  // namespace headway::embedding

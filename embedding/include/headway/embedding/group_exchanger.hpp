@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/status.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/embedding/exchanger.hpp"
+
+#include <utility>
+
+namespace headway::embedding {
+
+/// Exchanges over a channel of a comm::Group. Programs that use it link headway::comm beside headway::embedding.
+class GroupExchanger final : public Exchanger {
+ public:
+  /// @param group must outlive the exchanger
+  /// @param channel of the group; nothing else may use it meanwhile
+  explicit GroupExchanger(comm::Group& group, int channel = 0) : group_(group), channel_(channel) {}
+
+  [[nodiscard]] int rank() const override { return group_.rank(); }
+  [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives) override {
+    return std::make_unique<Started>(
+        group_, group_.all_to_all_v({.sends = sends, .receives = receives, .data_type = kBytes, .channel = channel_}));
+  }
+
+ private:
+  static constexpr comm::DataType kBytes = 0;  ///< Blocks are bytes to the group.
+
+  class Started final : public Exchange {
+   public:
+    Started(comm::Group& group, comm::OperationPtr operation) : group_(group), operation_(std::move(operation)) {}
+    /// Waits, since the group writes to the blocks until the operation is done.
+    ~Started() override {
+      if (operation_ != nullptr) static_cast<void>(group_.wait(*operation_));
+    }
+    Started(Started const&) = delete;
+    Started& operator=(Started const&) = delete;
+    void wait() override {
+      auto const operation = std::exchange(operation_, nullptr);
+      if (operation == nullptr) return;
+      if (auto const status = group_.wait(*operation); !status.ok()) throw comm::OperationError(status);
+    }
+
+   private:
+    comm::Group& group_;
+    comm::OperationPtr operation_;
+  };
+
+  comm::Group& group_;
+  int channel_;
+};
+
+}  // namespace headway::embedding

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// ShardedTable: any number of ranks gives what one rank gives that has all their batches, in all modes.
+
+#include "headway/embedding/sharded_table.hpp"
+
+#include "headway/base/status.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/embedding/group_exchanger.hpp"
+#include "headway/embedding/routing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+constexpr std::uint32_t kUsers = 1, kTags = 2, kItems = 7;  ///< Numbers of tables; the first two are merged.
+constexpr std::size_t kNumLists = 5;
+
+/// Features of one rank's batch, with their memory.
+struct RankBatch {
+  std::vector<std::int64_t> users, tags, items;
+  std::vector<std::int64_t> user_lengths, tag_lengths, item_lengths;
+  std::vector<float> tag_weights;
+  std::vector<std::vector<float>> gradients;  ///< (merged tables) One for each bag.
+
+  [[nodiscard]] std::vector<Feature> features() const {
+    auto const integers = [](std::vector<std::int64_t> const& of) { return Integers{of.data(), of.size()}; };
+    return {{.name = "user", .table = kUsers, .ids = integers(users), .lengths = integers(user_lengths)},
+            {.name = "tags",
+             .table = kTags,
+             .pooling = Pooling::kSum,
+             .ids = integers(tags),
+             .lengths = integers(tag_lengths),
+             .weights = tag_weights},
+            {.name = "items",
+             .table = kItems,
+             .pooling = Pooling::kSum,
+             .ids = integers(items),
+             .lengths = integers(item_lengths)}};
+  }
+};
+
+std::vector<MergedTable> tables_with(kernels::OptimizerKind optimizer) {
+  TableOptions narrow{.dim = 3, .initializer = Initializer::uniform(-1, 1, 5)};
+  narrow.optimizer.kind = optimizer;
+  TableOptions wide = narrow;
+  wide.dim = 8;
+  return {{.options = narrow, .tables = {kUsers, kTags}}, {.options = wide, .tables = {kItems}}};
+}
+
+/// Random ids, of which many repeat. Gradients and weights are small integers, so their sums are exact in any order.
+RankBatch random_batch(std::mt19937& random) {
+  RankBatch batch;
+  auto const fill = [&](std::vector<std::int64_t>& ids, std::vector<std::int64_t>& lengths) {
+    for (std::size_t list = 0; list < kNumLists; ++list) {
+      lengths.push_back(random() % 4);
+      for (std::int64_t i = 0; i < lengths.back(); ++i) ids.push_back(random() % 12);
+    }
+  };
+  fill(batch.users, batch.user_lengths);
+  fill(batch.tags, batch.tag_lengths);
+  fill(batch.items, batch.item_lengths);
+  for (std::size_t i = 0; i < batch.tags.size(); ++i) batch.tag_weights.push_back(static_cast<float>(random() % 3));
+  for (auto const& [bags, dim] : {std::pair(batch.users.size() + kNumLists, 3), std::pair(kNumLists, 8)}) {
+    auto& gradients = batch.gradients.emplace_back();
+    for (std::size_t i = 0; i < bags * static_cast<std::size_t>(dim); ++i) {
+      gradients.push_back(static_cast<float>(random() % 5) - 2);
+    }
+  }
+  return batch;
+}
+
+/// One batch with all lists of several ranks. Each feature has the ranks' lists one after the other.
+RankBatch join(std::vector<RankBatch> const& batches) {
+  RankBatch all;
+  auto const append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
+  for (auto const& each : batches) {
+    append(all.users, each.users), append(all.user_lengths, each.user_lengths);
+    append(all.tags, each.tags), append(all.tag_lengths, each.tag_lengths);
+    append(all.items, each.items), append(all.item_lengths, each.item_lengths);
+    append(all.tag_weights, each.tag_weights);
+  }
+  all.gradients.resize(2);
+  for (auto const& each : batches) {
+    append(all.gradients[0], std::vector(each.gradients[0].begin(), each.gradients[0].end() - kNumLists * 3));
+    append(all.gradients[1], each.gradients[1]);
+  }
+  for (auto const& each : batches) {
+    append(all.gradients[0], std::vector(each.gradients[0].end() - kNumLists * 3, each.gradients[0].end()));
+  }
+  return all;
+}
+
+using Outputs = std::vector<std::vector<float>>;
+
+Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch) {
+  Outputs outputs;
+  for (std::size_t merged = 0; merged < tables.num_tables(); ++merged) {
+    outputs.emplace_back(batch.num_bags(merged) * tables.table(merged).dim());
+    tables.expand(batch, merged, outputs.back());
+  }
+  return outputs;
+}
+
+void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs const& gradients, std::uint64_t step) {
+  std::vector<std::span<float const>> const views(gradients.begin(), gradients.end());
+  tables.return_gradients(batch, views);
+  tables.apply_gradients(batch, {.learning_rate = 0.5, .number = step}, 0.5F);
+}
+
+/// Runs `body` on `size` ranks, each in a thread. An exception of one fails the test.
+void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exchanger>)> const& body) {
+  comm::MemoryStore store;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        comm::GroupOptions options;
+        options.transport = comm::Transport::kInproc;
+        auto const group = comm::Group::connect(rank, size, store, options);
+        body(rank, std::make_unique<GroupExchanger>(*group));
+      } catch (std::exception const& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+}
+
+/// All that tables store, by key.
+using Contents = std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>>;
+
+void add_contents(Contents& contents, Table& table) {
+  auto const listed = table.list(0, kNumVirtualBuckets);
+  auto const records = table.export_records(listed.keys());
+  for (std::size_t i = 0; i < records.ids.size(); ++i) {
+    auto& values = contents[{records.tables[i], records.ids[i]}];
+    EXPECT_TRUE(values.empty()) << "two ranks have key " << records.ids[i];
+    values = {static_cast<float>(records.counts[i]), static_cast<float>(records.steps[i])};
+    auto const of_row = [i](std::vector<float> const& all, std::size_t width) {
+      return std::span(all).subspan(i * width, width);
+    };
+    for (float const value : of_row(records.embeddings, table.dim())) values.push_back(value);
+    for (float const value : of_row(records.states, table.state_size())) values.push_back(value);
+  }
+}
+
+using Mode = std::tuple<int, Dedup, kernels::OptimizerKind>;
+
+class ShardedTableTest : public testing::TestWithParam<Mode> {};
+
+TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
+  auto const [size, dedup, optimizer] = GetParam();
+  constexpr std::uint32_t kSteps = 4;
+  std::mt19937 random(7);
+  std::vector<std::vector<RankBatch>> batches(kSteps);
+  for (auto& of_step : batches) {
+    for (int rank = 0; rank < size; ++rank) of_step.push_back(random_batch(random));
+  }
+
+  ShardedTable alone(tables_with(optimizer), make_local_exchanger());
+  std::vector<Outputs> expected;
+  for (std::uint32_t step = 1; step <= kSteps; ++step) {
+    RankBatch const all = join(batches[step - 1]);
+    alone.begin_step(step);
+    auto const batch = alone.begin(all.features());
+    alone.finish(*batch);
+    expected.push_back(expand_all(alone, *batch));
+    train(alone, *batch, all.gradients, step);
+  }
+  Contents expected_contents;
+  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(expected_contents, alone.table(merged));
+
+  std::vector<std::vector<Outputs>> outputs(kSteps, std::vector<Outputs>(static_cast<std::size_t>(size)));
+  std::vector<Contents> contents(static_cast<std::size_t>(size));
+  run_ranks(size, [&, dedup = dedup, optimizer = optimizer](int rank, std::unique_ptr<Exchanger> exchanger) {
+    auto const at = static_cast<std::size_t>(rank);
+    ShardedTable tables(tables_with(optimizer), std::move(exchanger), {.dedup = dedup});
+    for (std::uint32_t step = 1; step <= kSteps; ++step) {
+      RankBatch const& own = batches[step - 1][at];
+      tables.begin_step(step);
+      auto const batch = tables.begin(own.features());
+      tables.finish(*batch);
+      outputs[step - 1][at] = expand_all(tables, *batch);
+      train(tables, *batch, own.gradients, step);
+    }
+    for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
+  });
+
+  for (std::uint32_t step = 0; step < kSteps; ++step) {
+    std::vector<RankBatch> as_batches = batches[step];
+    for (std::size_t rank = 0; rank < as_batches.size(); ++rank) as_batches[rank].gradients = outputs[step][rank];
+    EXPECT_EQ(join(as_batches).gradients, expected[step]) << "outputs of step " << step + 1;
+  }
+  Contents all_contents;
+  for (auto& each : contents) all_contents.merge(each);
+  EXPECT_EQ(all_contents, expected_contents);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, ShardedTableTest,
+                         testing::Combine(testing::Values(1, 2, 3),
+                                          testing::Values(Dedup::kNone, Dedup::kFirst, Dedup::kSecond, Dedup::kBoth),
+                                          testing::Values(kernels::OptimizerKind::kSgd,
+                                                          kernels::OptimizerKind::kRowWiseAdagrad,
+                                                          kernels::OptimizerKind::kAdam)));
+
+TEST(ShardedTable, SeveralBatchesMayBeBegunBeforeTheFirstIsFinished) {
+  std::mt19937 random(3);
+  std::vector<RankBatch> const first{random_batch(random), random_batch(random)};
+  std::vector<RankBatch> const second{random_batch(random), random_batch(random)};
+  std::vector<std::vector<Outputs>> outputs(2, std::vector<Outputs>(2));
+  for (bool const at_once : {true, false}) {
+    run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+      auto const at = static_cast<std::size_t>(rank);
+      ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger));
+      auto const one = tables.begin(first[at].features());
+      if (!at_once) tables.finish(*one);
+      auto const two = tables.begin(second[at].features());
+      if (at_once) tables.finish(*one);
+      tables.finish(*two);
+      auto joined = expand_all(tables, *one);
+      for (auto& each : expand_all(tables, *two)) joined.push_back(std::move(each));
+      outputs[at_once ? 0 : 1][at] = std::move(joined);
+    });
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+}
+
+TEST(ShardedTable, RanksThatDisagreeAreToldWhatBothHave) {
+  run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+    auto tables = tables_with(kernels::OptimizerKind::kSgd);
+    if (rank == 1) tables[1].options.dim = 16;
+    try {
+      ShardedTable const unused(tables, std::move(exchanger));
+      ADD_FAILURE() << "rank " << rank << " did not notice";
+    } catch (base::UsageError const& error) {
+      std::string const text = error.what();
+      EXPECT_NE(text.find("dim 8"), std::string::npos) << text;
+      EXPECT_NE(text.find("dim 16"), std::string::npos) << text;
+    }
+  });
+}
+
+TEST(ShardedTable, BadFeaturesAreNamedAndNothingIsSent) {
+  std::mt19937 random(1);
+  RankBatch const good = random_batch(random);
+  RankBatch bad = good;
+  bad.tag_lengths[0] += 1;
+  run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+    ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger));
+    if (rank == 0) {
+      auto features = good.features();
+      features[2].table = 9;
+      EXPECT_THROW(static_cast<void>(tables.begin(features)), base::UsageError);
+      EXPECT_THROW(static_cast<void>(tables.begin(bad.features())), base::UsageError);
+    }
+    auto const batch = tables.begin(good.features());  // Rank 1 has not noticed.
+    EXPECT_THROW(static_cast<void>(expand_all(tables, *batch)), base::UsageError) << "not finished";
+    tables.finish(*batch);
+    static_cast<void>(expand_all(tables, *batch));
+  });
+  auto twice = tables_with(kernels::OptimizerKind::kSgd);
+  twice[1].tables.push_back(kTags);
+  EXPECT_THROW(ShardedTable(twice, make_local_exchanger()), base::UsageError);
+}
+
+TEST(ShardedTable, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
+  std::mt19937 random(1);
+  std::vector<RankBatch> const batches{random_batch(random), random_batch(random)};
+  run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+    auto const& own = batches[static_cast<std::size_t>(rank)];
+    ShardedTable tables(tables_with(kernels::OptimizerKind::kAdam), std::move(exchanger));
+    auto const batch = tables.begin(own.features());
+    tables.finish(*batch);
+    Contents before, after;
+    add_contents(before, tables.table(0));
+    add_contents(before, tables.table(1));
+    train(tables, *batch, {rank == 0 ? own.gradients[0] : std::vector<float>(), {}}, 1);
+    add_contents(after, tables.table(0));
+    add_contents(after, tables.table(1));
+    for (auto const& [key, values] : after) {
+      if (key.first == kItems) {
+        EXPECT_EQ(values, before[key]) << "no rank has a gradient of this table";
+      }
+    }
+    EXPECT_NE(after, before) << "rank 0 has gradients of the other one";
+  });
+}
+
+TEST(ShardedTable, RowsOfABatchStayWhileItExists) {
+  auto options = tables_with(kernels::OptimizerKind::kSgd);
+  options.resize(1);
+  options[0].options.max_rows = 8;
+  options[0].options.eviction = EvictionPolicy::kLeastRecentlyUsed;
+  options[0].options.high_water = 4;
+  options[0].options.low_water = 2;
+  ShardedTable tables(options, make_local_exchanger());
+  std::vector<std::int64_t> const ids{1, 2, 3, 4, 5, 6}, lengths{6};
+  std::vector<Feature> const features{
+      {.name = "user", .table = kUsers, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), 1}}};
+  tables.begin_step(1);
+  auto batch = tables.begin(features);
+  tables.finish(*batch);
+  tables.begin_step(2);
+  EXPECT_EQ(tables.table(0).size().rows, 6) << "the batch may still be trained";
+  static_cast<void>(expand_all(tables, *batch));
+  batch.reset();
+  tables.begin_step(3);
+  EXPECT_EQ(tables.table(0).size().rows, 2);
+  batch = tables.begin(features, LookupMode::kRead);
+  tables.finish(*batch);
+  EXPECT_EQ(tables.table(0).size().rows, 2) << "reading inserts nothing";
+  tables.table(0).clear();
+  EXPECT_THROW(static_cast<void>(expand_all(tables, *batch)), base::UsageError) << "its rows are gone";
+}
+
+}  // namespace
+}  // namespace headway::embedding
