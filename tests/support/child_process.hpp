@@ -10,7 +10,8 @@
 
 namespace headway {
 
-/// Waits for the end of a child process. A child that does not end within `limit` is killed, so it cannot hang its test.
+/// Waits for the end of a child process. A child that does not end within `limit` is killed, so it cannot hang its
+/// test.
 /// @returns the child's wait status: 0 if it exited with 0, SIGKILL if it was killed here.
 inline int wait_for_exit(pid_t child, std::chrono::seconds limit = std::chrono::seconds(60)) {
   auto const deadline = std::chrono::steady_clock::now() + limit;
