@@ -51,11 +51,16 @@ std::shared_ptr<AllToAllOperation> AllToAllChannel::start(AllToAllArgs const& ar
   auto const self = static_cast<std::size_t>(context_.rank());
   expects(args.sends.size() == size_ && args.receives.size() == size_,
           "all_to_all_v needs one block to send and one to receive for each rank");
-  expects(args.sends[self].size() == args.receives[self].size(),
+  bool const has_capacities = !args.received_bytes.empty();
+  expects(!has_capacities || args.received_bytes.size() == size_,
+          "all_to_all_v: received_bytes needs one number for each rank");
+  std::size_t const own_bytes = args.sends[self].size(), own_room = args.receives[self].size();
+  expects(has_capacities ? own_bytes <= own_room : own_bytes == own_room,
           "all_to_all_v: the block to the own rank has another size than the one from it");
   if (may_post(num_started_)) sender_.prepare(args, started_slot_);  // The prefetch overlaps with the code below.
   auto operation = pool_.take();
   operation->begin(args, num_started_++, timeout, is_blocking);
+  if (has_capacities) operation->shrink_receive(self, own_bytes);
   operation->slot = started_slot_;
   started_slot_ = next_slot(started_slot_);
   operation->has_large_blocks =
@@ -128,11 +133,13 @@ bool AllToAllChannel::mark(std::vector<std::uint64_t>& marks, std::uint64_t seq,
 void AllToAllChannel::receive_block(AllToAllOperation& operation, int source) {
   std::uint64_t const slot = context_.layout().ring_slot(source, channel_, operation.slot);
   MessageHeader const header = MessageHeader::read(context_.received_at(slot));
-  auto const output = operation.receives[static_cast<std::size_t>(source)];
-  if (header.size_bytes != output.size() || header.data_type != operation.data_type ||
+  auto const room = operation.receives[static_cast<std::size_t>(source)].size();
+  bool const fits = operation.received_bytes.empty() ? header.size_bytes == room : header.size_bytes <= room;
+  if (!fits || header.data_type != operation.data_type ||
       header.operation != static_cast<std::uint32_t>(operation.seq()) || header.verb != Verb::kAllToAll) [[unlikely]] {
     return report_disagreement(operation, source, header);
   }
+  if (!operation.received_bytes.empty()) operation.shrink_receive(static_cast<std::size_t>(source), header.size_bytes);
   operation.last_arrival = source;
   observers_.arrived(operation, source, header);
   if (header.kind == MessageKind::kEager) return copy_out(operation, source);
@@ -143,6 +150,7 @@ void AllToAllChannel::receive_block(AllToAllOperation& operation, int source) {
       return;
     }
   }
+  auto const output = operation.receives[static_cast<std::size_t>(source)];
   rendezvous_.receive(source, header, output, operation, operation.is_blocking);
 }
 

@@ -25,6 +25,7 @@ void AllToAllOperation::begin(AllToAllArgs const& args, std::uint64_t seq, std::
   reset(Verb::kAllToAll, seq, timeout);
   sends.assign(args.sends.begin(), args.sends.end());
   receives.assign(args.receives.begin(), args.receives.end());
+  received_bytes = args.received_bytes;
   data_type = args.data_type;
   channel = args.channel;
   next_to_post = 0;

@@ -17,7 +17,9 @@ namespace headway::comm {
 class AllToAllOperation final : public OperationState {
  public:
   std::vector<std::span<std::byte const>> sends;
+  /// Blocks from each rank. With `received_bytes`, a block shrinks from its capacity to what came when that is known.
   std::vector<std::span<std::byte>> receives;
+  std::span<std::size_t> received_bytes;  ///< See AllToAllArgs; empty: blocks have the senders' sizes.
   DataType data_type = 0;
   int channel = 0;
   std::size_t slot = 0;  ///< Operation number modulo the depth of the ring.
@@ -44,6 +46,11 @@ class AllToAllOperation final : public OperationState {
 
   /// Begins operation `seq`. The caller sets `slot` and `has_large_blocks`.
   void begin(AllToAllArgs const& args, std::uint64_t seq, std::chrono::milliseconds timeout, bool blocking);
+  /// Notes the size of the block from `source`, which is at most its capacity. Needs `received_bytes`.
+  void shrink_receive(std::size_t source, std::size_t bytes) {
+    receives[source] = receives[source].first(bytes);
+    received_bytes[source] = bytes;
+  }
 };
 
 /// Operations of one channel for reuse.

@@ -22,9 +22,9 @@ void AllToAllChannel::report_disagreement(AllToAllOperation const& operation, in
                      std::to_string(context_.rank()) + " disagree on the ";
   if (header.operation != static_cast<std::uint32_t>(operation.seq()) || header.verb != Verb::kAllToAll) {
     text += "operation: the message is of " + std::to_string(header.operation);
-  } else if (header.size_bytes != expected) {
+  } else if (header.size_bytes > expected || (header.size_bytes < expected && operation.received_bytes.empty())) {
     text += "size: " + std::to_string(header.size_bytes) + " bytes were sent and " + std::to_string(expected) +
-            " are expected";
+            (operation.received_bytes.empty() ? " are expected" : " are the capacity");
   } else {
     text += "data type: " + context_.name_of(header.data_type) + " was sent and " +
             context_.name_of(operation.data_type) + " is expected";

@@ -15,7 +15,9 @@ namespace headway::comm {
 namespace {
 
 RankAddress address_of(int rank) {
-  RankAddress address{.host = "boot/4026531840", .local_name = "headway-" + std::to_string(rank)};
+  RankAddress address;
+  address.host = "boot/4026531840";
+  address.local_name = "headway-" + std::to_string(rank);
   address.instance.fill(static_cast<std::byte>(rank));
   return address;
 }

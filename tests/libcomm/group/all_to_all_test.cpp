@@ -74,6 +74,31 @@ TEST_P(AllToAllTest, BlocksFarAboveASlotArrive) {
   }
 }
 
+TEST_P(AllToAllTest, BlocksMayBeSmallerThanTheirCapacity) {
+  for (int const max_lag : {0, 2}) {
+    auto lagging = options();
+    lagging.max_lag = max_lag;
+    run_ranks(3, lagging, [&](Group& group) {
+      std::deque<Exchange> started;
+      for (std::uint64_t number = 0; number < 40; ++number) {
+        // Capacities and exact sizes take turns. Blocks go through slots, by get and in fragments.
+        auto const sizes = uneven_sizes(number, number % 5 == 0 ? 700'000 : 3000);
+        started.emplace_back(group.rank(), 3, number, sizes, number % 3 == 0 ? 0 : 100'000);
+        if (number % 4 == 3) {
+          for (auto& each : started) {
+            if (&each != &started.back()) each.finish(group);
+          }
+          ASSERT_TRUE(started.back().run(group).ok());
+          started.back().check();
+          started.clear();
+        } else {
+          started.back().start(group);
+        }
+      }
+    });
+  }
+}
+
 TEST_P(AllToAllTest, OneRankMayGetEverything) {
   run_ranks(4, options(), [](Group& group) {
     for (std::uint64_t number = 0; number < 8; ++number) {
@@ -368,6 +393,10 @@ TEST_P(AllToAllTest, AMisusedExchangeIsAUsageErrorAndTheGroupGoesOn) {
     EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = {}}), UsageError);
     EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = receives, .channel = 1}), UsageError);
     EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = receives, .channel = -1}), UsageError);
+    std::vector<std::size_t> one_number(1), numbers(2);
+    EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = receives, .received_bytes = one_number}), UsageError);
+    std::vector<std::span<std::byte>> const too_small(2, std::span(memory).first(7));
+    EXPECT_THROW(group.all_to_all_v({.sends = sends, .receives = too_small, .received_bytes = numbers}), UsageError);
     stream(group, 5, 0, 1000);
   });
 }

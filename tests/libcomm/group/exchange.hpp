@@ -42,10 +42,13 @@ using SizeOf = std::function<std::size_t(int source, int destination)>;
 /// One rank's memory of one all-to-all. The contents identify source, destination and exchange.
 class Exchange {
  public:
-  Exchange(int rank, int size, std::uint64_t number, SizeOf const& size_of) : rank_(rank), number_(number) {
+  /// @param spare bytes by which blocks to receive are larger than what comes; above 0, they are capacities
+  Exchange(int rank, int size, std::uint64_t number, SizeOf const& size_of, std::size_t spare = 0)
+      : rank_(rank), number_(number), received_bytes_(spare > 0 ? static_cast<std::size_t>(size) : 0) {
     for (int peer = 0; peer < size; ++peer) {
       sources_.push_back(test_bytes(size_of(rank, peer), seed(rank, peer)));
-      outputs_.emplace_back(size_of(peer, rank));
+      sizes_.push_back(size_of(peer, rank));
+      outputs_.emplace_back(sizes_.back() + spare);
     }
     for (int peer = 0; peer < size; ++peer) {
       sends_.emplace_back(sources_[static_cast<std::size_t>(peer)]);
@@ -58,13 +61,18 @@ class Exchange {
 
   /// Starts the exchange. The memory must stay until the operation is done.
   OperationPtr start(Group& group, int channel = 0, DataType type = 1) {
-    operation_ = group.all_to_all_v({.sends = sends_, .receives = receives_, .data_type = type, .channel = channel});
+    operation_ = group.all_to_all_v({.sends = sends_,
+                                     .receives = receives_,
+                                     .data_type = type,
+                                     .channel = channel,
+                                     .received_bytes = received_bytes_});
     return operation_;
   }
 
   /// Starts and waits in one call.
   [[nodiscard]] Status run(Group& group) {
-    return group.all_to_all_v_and_wait({.sends = sends_, .receives = receives_, .data_type = 1});
+    return group.all_to_all_v_and_wait(
+        {.sends = sends_, .receives = receives_, .data_type = 1, .received_bytes = received_bytes_});
   }
 
   [[nodiscard]] OperationPtr const& operation() const { return operation_; }
@@ -76,10 +84,17 @@ class Exchange {
     check();
   }
 
-  /// Compares all outputs. @throws std::runtime_error if an output differs from its sender's input.
+  /// Compares all outputs. @throws std::runtime_error if an output differs from its sender's input, or what is behind
+  /// it was written to.
   void check() const {
     for (std::size_t peer = 0; peer < outputs_.size(); ++peer) {
-      auto const expected = test_bytes(outputs_[peer].span().size(), seed(static_cast<int>(peer), rank_));
+      auto expected = test_bytes(sizes_[peer], seed(static_cast<int>(peer), rank_));
+      expected.resize(outputs_[peer].span().size());
+      if (!received_bytes_.empty() && received_bytes_[peer] != sizes_[peer]) {
+        throw std::runtime_error("exchange " + std::to_string(number_) + ": rank " + std::to_string(rank_) + " got " +
+                                 std::to_string(received_bytes_[peer]) + " bytes instead of " +
+                                 std::to_string(sizes_[peer]));
+      }
       if (!same_bytes(outputs_[peer].span(), expected) || !outputs_[peer].is_guard_intact()) {
         throw std::runtime_error("exchange " + std::to_string(number_) + ": rank " + std::to_string(rank_) + " got " +
                                  (outputs_[peer].is_guard_intact() ? "wrong bytes" : "too many bytes") + " from rank " +
@@ -104,6 +119,8 @@ class Exchange {
 
   int rank_;
   std::uint64_t number_;
+  std::vector<std::size_t> received_bytes_;  ///< Empty: blocks to receive are no capacities.
+  std::vector<std::size_t> sizes_;           ///< Of the blocks that come.
   std::vector<std::vector<std::byte>> sources_;
   std::vector<GuardedBytes> outputs_;
   std::vector<std::span<std::byte const>> sends_;

@@ -62,6 +62,25 @@ TEST_P(MismatchTest, AnExchangeWithMoreBytesThanExpectedFailsOnBothRanks) {
   }
 }
 
+TEST_P(MismatchTest, ABlockBeyondItsCapacityFailsOnBothRanks) {
+  for (auto const& [sent, capacity] : {std::pair<std::size_t, std::size_t>{700, 50}, {1, 0}, {90001, 90000}}) {
+    GuardedBytes output(capacity);
+    std::vector<std::byte> const source(sent), empty;
+    std::vector<std::vector<std::size_t>> received(2, std::vector<std::size_t>(2));
+    expect_failures(2, {"rank 0", "rank 1", std::to_string(sent), std::to_string(capacity)}, [&](Group& group) {
+      bool const sends_it = group.rank() == 0;
+      std::vector<std::span<std::byte const>> sends(2, empty);
+      std::vector<std::span<std::byte>> receives(2);
+      (sends_it ? sends[1] : sends[0]) = sends_it ? std::span(source) : std::span(empty);
+      if (!sends_it) receives[0] = output.span();
+      return group.all_to_all_v(
+          {.sends = sends, .receives = receives, .received_bytes = received[static_cast<std::size_t>(group.rank())]});
+    });
+    expect_guards(output);
+    EXPECT_TRUE(all_zero(output.span())) << "a block that does not fit was written";
+  }
+}
+
 TEST_P(MismatchTest, AnExchangeOfTwoDataTypesFailsOnBothRanks) {
   std::vector<Exchange> exchanges;
   for (int rank = 0; rank < 2; ++rank) exchanges.emplace_back(rank, 2, 1, even_sizes(100));

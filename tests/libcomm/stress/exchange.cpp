@@ -28,8 +28,16 @@ Exchange::Exchange(Group& group, HistoryPlan const& plan, int channel, std::uint
     fill_payload(sends_[static_cast<std::size_t>(peer)], block_from(rank_, peer).key());
   }
   std::vector<std::span<std::byte const>> const sends(sends_.begin(), sends_.end());
-  operation_ = group.all_to_all_v(
-      {.sends = sends, .receives = receives_, .data_type = static_cast<DataType>(index % 5), .channel = channel});
+  auto blocks = receives_;
+  if ((index + static_cast<std::uint64_t>(rank_)) % 2 == 1) {  // This rank gives capacities: they include the guard.
+    received_bytes_.resize(blocks.size());
+    for (auto& block : blocks) block = std::span(block.data(), block.size() + kGuardBytes);
+  }
+  operation_ = group.all_to_all_v({.sends = sends,
+                                   .receives = blocks,
+                                   .data_type = static_cast<DataType>(index % 5),
+                                   .channel = channel,
+                                   .received_bytes = received_bytes_});
 }
 
 void Exchange::lay_out() {
@@ -56,6 +64,9 @@ void Exchange::verify() {
   if (!status.ok()) fail(std::string(status.message()));
   for (int sender = 0; sender < size_; ++sender) {
     auto const block = receives_[static_cast<std::size_t>(sender)];
+    if (!received_bytes_.empty() && received_bytes_[static_cast<std::size_t>(sender)] != block.size()) {
+      fail("a wrong size from rank " + std::to_string(sender));
+    }
     if (auto const wrong = first_wrong_byte(block, block_from(sender, rank_).key())) {
       fail("byte " + std::to_string(*wrong) + " of " + std::to_string(block.size()) + " from rank " +
            std::to_string(sender) + " is wrong");

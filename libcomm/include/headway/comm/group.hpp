@@ -33,13 +33,18 @@ class Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-/// Arguments of one all-to-all. The block to the own rank must have the size of the one from it.
+/// Arguments of one all-to-all. Without `received_bytes`, blocks to receive are exactly as large as what is sent, the
+/// own one too.
 struct AllToAllArgs {
   /// (size) Block for each rank. Its memory belongs to the library until the operation is done.
   std::span<std::span<std::byte const> const> sends;
-  std::span<std::span<std::byte> const> receives;  ///< (size) Block from each rank, as large as the sender's.
+  std::span<std::span<std::byte> const> receives;  ///< (size) Block from each rank.
   DataType data_type = 0;
   int channel = 0;
+  /// (size) If given, the blocks of `receives` are capacities, and this gets the bytes that came from each rank. Valid
+  /// once the operation is done; its memory belongs to the library until then. A larger block is an error on this rank,
+  /// found before anything is written.
+  std::span<std::size_t> received_bytes{};
 };
 
 /// A set of ranks that exchange bytes. Thread-safe. Most calls also move pending operations of the group on.
