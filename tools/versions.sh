@@ -47,7 +47,7 @@ for version in "$@"; do
   built=no c10d=- suite=- python=-
   if run_part build sh -c 'tools/setup.sh && tools/build.sh'; then
     built=yes
-    grep -q '^CMAKE_CUDA_COMPILER:[A-Z]*=/' "out/torch-${torch%.*}/build/CMakeCache.txt" && built=CUDA
+    grep -q ' CUDA_COMPILER__' "out/torch-${torch%.*}/build/build.ninja" && built=CUDA
     run_tests c10d 'pytest[.]c10d_backend'
     c10d=$counts
     run_tests suite torch_suite
