@@ -237,6 +237,64 @@ TEST(ShardedTable, SeveralBatchesMayBeBegunBeforeTheFirstIsFinished) {
   EXPECT_EQ(outputs[0], outputs[1]);
 }
 
+/// Counts what goes through another exchanger.
+class CountingExchanger final : public Exchanger {
+ public:
+  CountingExchanger(std::unique_ptr<Exchanger> below, int& num_exchanges, int& num_sends)
+      : below_(std::move(below)), num_exchanges_(num_exchanges), num_sends_(num_sends) {}
+
+  [[nodiscard]] int rank() const override { return below_->rank(); }
+  [[nodiscard]] int size() const override { return below_->size(); }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes) override {
+    ++num_exchanges_;
+    return below_->start(sends, receives, received_bytes);
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                               std::uint64_t number) override {
+    ++num_sends_;
+    return below_->send(block, peer, number);
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
+    return below_->receive(block, peer, number);
+  }
+
+ private:
+  std::unique_ptr<Exchanger> below_;
+  int &num_exchanges_, &num_sends_;
+};
+
+TEST(ShardedTable, AStepTakesThreeExchangesAndMoreOnlyWhileBatchesGrow) {
+  constexpr std::int64_t kMany = 6000;  // More keys for each rank than the first messages have room for.
+  run_ranks(3, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+    int num_exchanges = 0, num_sends = 0;
+    ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd),
+                        std::make_unique<CountingExchanger>(std::move(exchanger), num_exchanges, num_sends));
+    std::vector<std::int64_t> ids, lengths{kMany};
+    for (std::int64_t i = 0; i < kMany; ++i) ids.push_back(i * 3 + rank);
+    std::vector<Feature> const features{
+        {.name = "user", .table = kUsers, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), 1}}};
+    for (int const expected_sends : {2, 0, 0}) {
+      num_exchanges = num_sends = 0;
+      auto const batch = tables.begin(features);
+      EXPECT_EQ(num_exchanges, 1) << "the keys are on their way";
+      tables.finish(*batch);
+      EXPECT_EQ(num_exchanges, 2);
+      EXPECT_EQ(num_sends, expected_sends) << "one to each other rank, in the first batch alone";
+      auto const outputs = expand_all(tables, *batch);
+      auto const initial = Initializer::uniform(-1, 1, 5);
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        std::vector<float> embedding(3);
+        initial.fill({.id = static_cast<std::uint64_t>(ids[i]), .table = kUsers}, embedding);
+        ASSERT_TRUE(std::ranges::equal(embedding, std::span(outputs[0]).subspan(i * 3, 3))) << "id " << ids[i];
+      }
+      tables.return_gradients(*batch, std::vector<std::span<float const>>(2));
+      EXPECT_EQ(num_exchanges, 3);
+    }
+  });
+}
+
 TEST(ShardedTable, RanksThatDisagreeAreToldWhatBothHave) {
   run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
     auto tables = tables_with(kernels::OptimizerKind::kSgd);

@@ -13,21 +13,21 @@
 
 namespace headway::embedding {
 
-/// One block of elements for, or from, each rank, one after the other in memory.
+/// One block of elements for, or from, each rank, one after the other in memory. They are not initialised.
 /// Example: sizes 2 0 1 give three elements, of which rank 0 has the first two and rank 2 the last.
 template <class Element>
 class RankBlocks {
  public:
   /// @param sizes (ranks) elements of each block
-  explicit RankBlocks(std::span<std::size_t const> sizes)
-      : begins_(sizes.size() + 1), elements_(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0})) {
+  explicit RankBlocks(std::span<std::size_t const> sizes) : begins_(sizes.size() + 1) {
     std::inclusive_scan(sizes.begin(), sizes.end(), begins_.begin() + 1);
+    elements_ = std::make_unique_for_overwrite<Element[]>(begins_.back());
     next_.assign(begins_.begin(), begins_.end() - 1);
   }
 
   [[nodiscard]] std::size_t num_ranks() const { return begins_.size() - 1; }
   [[nodiscard]] std::span<Element> operator[](std::size_t rank) {
-    return std::span(elements_).subspan(begins_[rank], begins_[rank + 1] - begins_[rank]);
+    return {elements_.get() + begins_[rank], begins_[rank + 1] - begins_[rank]};
   }
   /// Writes elements behind those that were appended to the block of `rank` so far.
   void append(std::size_t rank, std::span<Element const> elements) {
@@ -35,26 +35,32 @@ class RankBlocks {
   }
   /// The next `count` elements of the block of `rank`.
   [[nodiscard]] std::span<Element> take(std::size_t rank, std::size_t count) {
-    return std::span(elements_).subspan(std::exchange(next_[rank], next_[rank] + count), count);
+    return {elements_.get() + std::exchange(next_[rank], next_[rank] + count), count};
+  }
+  /// The same, or fewer if the block ends before.
+  [[nodiscard]] std::span<Element> take_up_to(std::size_t rank, std::size_t count) {
+    return take(rank, std::min(count, begins_[rank + 1] - next_[rank]));
   }
 
  private:
   std::vector<std::size_t> begins_;  ///< (ranks + 1)
   std::vector<std::size_t> next_;    ///< (ranks) Where append() and take() go on.
-  std::vector<Element> elements_;
+  std::unique_ptr<Element[]> elements_;
 };
 
 /// Starts an exchange of the blocks.
+/// @param received_bytes see Exchanger::start()
 template <class Element>
 [[nodiscard]] std::unique_ptr<Exchanger::Exchange> start_exchange(Exchanger& exchanger, RankBlocks<Element>& sent,
-                                                                  RankBlocks<Element>& received) {
+                                                                  RankBlocks<Element>& received,
+                                                                  std::span<std::size_t> received_bytes = {}) {
   std::vector<std::span<std::byte const>> sends;
   std::vector<std::span<std::byte>> receives;
   for (std::size_t rank = 0; rank < sent.num_ranks(); ++rank) {
     sends.push_back(std::as_bytes(sent[rank]));
     receives.push_back(std::as_writable_bytes(received[rank]));
   }
-  return exchanger.start(sends, receives);
+  return exchanger.start(sends, receives, received_bytes);
 }
 
 }  // namespace headway::embedding

@@ -17,10 +17,10 @@
 //   Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run.
 //   Counts are exact, with and without deduplication. Unique keys are sorted by owner, and a block to a rank has the
 //   keys of the first merged table, then those of the next.
-// Complexity: 3 all-to-alls forward (numbers of keys, keys, embeddings) and 1 backward, for any number of features and
+// Complexity: 2 all-to-alls forward (keys, embeddings) and 1 backward, for any number of features and
 //   tables. A key that is sent costs 16 bytes, and dim floats each way. With one rank that removes duplicates first,
 //   nothing is copied: embeddings are read from the rows, and gradients of bags go into the update.
-// Source: MTGRBoost, section 4.3 and figure 8.
+// Source: MTGRBoost, section 4.3 and figure 8. key_exchange.cpp has the first of the exchanges.
 //
 // In shapes, K is the number of ids of a rank, U of its unique keys, V of the keys that it gets as an owner, and W of
 // the unique ones among these.
@@ -28,6 +28,7 @@
 #include "headway/embedding/sharded_table.hpp"
 
 #include "exchange/description.hpp"
+#include "exchange/key_exchange.hpp"
 #include "exchange/rank_blocks.hpp"
 #include "headway/base/status.hpp"
 #include "headway/embedding/routing.hpp"
@@ -41,13 +42,6 @@
 namespace headway::embedding {
 
 namespace {
-
-/// A key on its way to the owner.
-struct KeyMessage {
-  std::uint64_t id;
-  std::uint32_t table;
-  std::uint32_t count;  ///< Lookups that it stands for.
-};
 
 /// The features of a merged table, one after the other.
 struct Inputs {
@@ -152,9 +146,7 @@ struct ShardedTable::Batch::State {
   LookupMode mode = LookupMode::kInsert;
   bool is_finished = false;
   std::vector<TableLookup> lookups;
-  /// Numbers of keys of each merged table; on their way until finish().
-  std::optional<RankBlocks<std::uint64_t>> sent_counts, received_counts;
-  std::unique_ptr<Exchanger::Exchange> count_exchange;  ///< Declared after its blocks: it is destroyed before them.
+  std::optional<KeyExchange> keys;  ///< On their way until finish(); none with one rank.
   std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use;
   std::multiset<std::uint32_t>::iterator step;
 };
@@ -171,6 +163,7 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
     : exchanger_(std::move(exchanger)),
       options_(std::move(options)),
       deduplicator_(make_cpu_deduplicator(options_.thread_pool)),
+      key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
       steps_in_use_(std::make_shared<std::multiset<std::uint32_t>>()) {
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
     for (auto const number : tables[merged].tables) {
@@ -246,16 +239,11 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
     state.lookups.push_back(std::move(lookup));
   }
   if (num_ranks > 1) {
-    std::vector<std::size_t> const one_each(num_ranks, tables_.size());
-    state.sent_counts.emplace(one_each);
-    state.received_counts.emplace(one_each);
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-        (*state.sent_counts)[rank][merged] = state.lookups[merged].sent[rank];
-      }
-    }
-    state.count_exchange = start_exchange(*exchanger_, *state.sent_counts, *state.received_counts);
+    std::vector<RoutedKeys> keys;
+    for (auto const& lookup : state.lookups) keys.push_back({.keys = lookup.unique.keys(), .sizes = lookup.sent});
+    state.keys.emplace(*exchanger_, *key_room_, keys, num_begun_);
   }
+  ++num_begun_;
   state.step = steps_in_use_->insert(step_);
   state.steps_in_use = steps_in_use_;
   return batch;
@@ -264,17 +252,7 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
 void ShardedTable::finish(Batch& batch) {
   auto& state = *batch.state_;
   base::expects(!state.is_finished, "finish: the batch is finished");
-  auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
-  if (state.count_exchange != nullptr) state.count_exchange->wait();
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto& lookup = state.lookups[merged];
-    lookup.received = lookup.sent;
-    for (std::size_t rank = 0; rank < num_ranks && num_ranks > 1; ++rank) {
-      lookup.received[rank] = (*state.received_counts)[rank][merged];
-    }
-    lookup.in_rows = num_ranks == 1 && (options_.dedup == Dedup::kFirst || options_.dedup == Dedup::kBoth);
-  }
-  exchange_keys(batch);
+  take_keys(batch);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     look_up(state.lookups[merged], *tables_[merged], state.mode);
   }
@@ -283,40 +261,22 @@ void ShardedTable::finish(Batch& batch) {
 }
 
 // Keys of one rank go straight to the second stage.
-void ShardedTable::exchange_keys(Batch& batch) {
-  auto& lookups = batch.state_->lookups;
-  auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
-  if (num_ranks == 1) {
-    for (auto& lookup : lookups) {
+void ShardedTable::take_keys(Batch& batch) {
+  auto& state = *batch.state_;
+  if (!state.keys) {
+    for (auto& lookup : state.lookups) {
+      lookup.received = lookup.sent;
+      lookup.in_rows = options_.dedup == Dedup::kFirst || options_.dedup == Dedup::kBoth;
       if (!lookup.in_rows) lookup.owned = unique(lookup.unique.keys(), Dedup::kSecond);
     }
     return;
   }
-  std::vector<std::size_t> const one_each(lookups.size(), 1);
-  RankBlocks<KeyMessage> sends(block_sizes(lookups, &TableLookup::sent, one_each, num_ranks));
-  RankBlocks<KeyMessage> receives(block_sizes(lookups, &TableLookup::received, one_each, num_ranks));
-  for (auto const& lookup : lookups) {
-    Keys const keys = lookup.unique.keys();
-    std::size_t i = 0;
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      for (std::size_t const end = i + lookup.sent[rank]; i < end; ++i) {
-        KeyMessage const message{.id = keys.ids[i], .table = keys[i].table, .count = keys.counts[i]};
-        sends.append(rank, std::span(&message, 1));
-      }
-    }
-  }
-  start_exchange(*exchanger_, sends, receives)->wait();
-  for (auto& lookup : lookups) {
-    std::vector<std::uint64_t> ids;
-    std::vector<std::uint32_t> tables, counts;
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      for (auto const& message : receives.take(rank, lookup.received[rank])) {
-        ids.push_back(message.id);
-        tables.push_back(message.table);
-        counts.push_back(message.count);
-      }
-    }
-    lookup.owned = unique({.ids = ids, .tables = tables, .counts = counts}, Dedup::kSecond);
+  auto received = state.keys->finish(*key_room_);
+  state.keys.reset();
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto& lookup = state.lookups[merged];
+    lookup.owned = unique(received[merged].keys(), Dedup::kSecond);
+    lookup.received = std::move(received[merged].sizes);
   }
 }
 

@@ -120,7 +120,7 @@ class Exchange {
   int rank_;
   std::uint64_t number_;
   std::vector<std::size_t> received_bytes_;  ///< Empty: blocks to receive are no capacities.
-  std::vector<std::size_t> sizes_;           ///< Of the blocks that come.
+  std::vector<std::size_t> sizes_;           ///< Sizes of the blocks that come.
   std::vector<std::vector<std::byte>> sources_;
   std::vector<GuardedBytes> outputs_;
   std::vector<std::span<std::byte const>> sends_;

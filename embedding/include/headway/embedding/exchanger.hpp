@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -26,8 +27,15 @@ class Exchanger {
   /// Starts to send sends[r] to rank r and to receive receives[r] from it. Does not wait. The blocks belong to the
   /// exchange until it is done; the spans of blocks only during the call.
   /// @param sends, receives (size) block for, and from, each rank; sizes agree between sender and receiver
+  /// @param received_bytes (size) if given, `receives` are capacities, and it gets the bytes that came, by wait()
   [[nodiscard]] virtual std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
-                                                        std::span<std::span<std::byte> const> receives) = 0;
+                                                        std::span<std::span<std::byte> const> receives,
+                                                        std::span<std::size_t> received_bytes = {}) = 0;
+  /// Starts to send a block to one rank, which calls receive() with the same size and number.
+  [[nodiscard]] virtual std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                                       std::uint64_t number) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer,
+                                                          std::uint64_t number) = 0;
 };
 
 /// An exchanger of a single rank, which copies its block.

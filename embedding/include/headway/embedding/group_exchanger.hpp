@@ -19,9 +19,20 @@ class GroupExchanger final : public Exchanger {
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int size() const override { return group_.size(); }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
-                                                std::span<std::span<std::byte> const> receives) override {
-    return std::make_unique<Started>(
-        group_, group_.all_to_all_v({.sends = sends, .receives = receives, .data_type = kBytes, .channel = channel_}));
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes = {}) override {
+    return std::make_unique<Started>(group_, group_.all_to_all_v({.sends = sends,
+                                                                  .receives = receives,
+                                                                  .data_type = kBytes,
+                                                                  .channel = channel_,
+                                                                  .received_bytes = received_bytes}));
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                               std::uint64_t number) override {
+    return std::make_unique<Started>(group_, group_.send(block, peer, number, kBytes));
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
+    return std::make_unique<Started>(group_, group_.receive(block, peer, number, kBytes));
   }
 
  private:

@@ -17,6 +17,8 @@
 
 namespace headway::embedding {
 
+struct KeyRoom;
+
 /// Stages at which a lookup removes duplicates: before keys are sent, and at their owner.
 enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
 
@@ -63,11 +65,11 @@ class ShardedTable {
   /// Starts step `step` in all tables. See Table::begin_step(); rows of batches that exist are in use.
   void begin_step(std::uint32_t step);
 
-  /// Starts a lookup: joins features, removes duplicates, sorts keys by owner and sends their numbers. Does not wait.
+  /// Starts a lookup: joins features, removes duplicates, sorts keys by owner and starts to send them. Does not wait.
   /// The features may be freed afterwards.
   /// @throws base::UsageError if lengths do not add up to the ids, or a feature names a table that is not there
   [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, LookupMode mode = LookupMode::kInsert);
-  /// Finishes a lookup: sends keys to their owners, looks them up there, and gets the embeddings.
+  /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings.
   /// @throws base::OperationError if a rank is lost
   void finish(Batch& batch);
   /// Writes the embeddings of all bags of the features of a merged table, in the order of the features: the weighted
@@ -91,7 +93,7 @@ class ShardedTable {
   [[nodiscard]] UniqueKeys unique(Keys const& keys, Dedup stage) const;
   /// May an owner have a key twice in one batch?
   [[nodiscard]] bool may_repeat() const;
-  void exchange_keys(Batch& batch);
+  void take_keys(Batch& batch);
   static void look_up(TableLookup& lookup, Table& table, LookupMode mode);
   void return_embeddings(Batch& batch);
   void update(TableLookup& lookup, Table& table, kernels::OptimizerStep const& step, float scale);
@@ -102,6 +104,8 @@ class ShardedTable {
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<std::size_t> widths_;                 ///< Dim of each merged table.
   std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each number.
+  std::unique_ptr<KeyRoom> key_room_;
+  std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;
   std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use_;  ///< Steps of the batches that exist.
 };
