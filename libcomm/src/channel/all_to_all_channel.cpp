@@ -105,6 +105,10 @@ Deadline AllToAllChannel::revoke_rts(Clock::time_point now) {
 }
 
 void AllToAllChannel::arrived(int source, Tag tag) {
+  // After a disagreement the group is about to fail. What follows, such as the revocation of the block, is not used.
+  if (!context_.error().empty()) [[unlikely]] {
+    return;
+  }
   std::uint64_t const seq = context_.rules().operation_of(tag, source, num_completed_ + depth_ / 2);
   if (seq < num_completed_) {
     ++context_.peer_stats(source).repeated_fragments;

@@ -257,6 +257,7 @@ DeviceOperationPtr DeviceGroupImpl::all_to_all_v(AllToAllArgs const& args, Devic
   int const max_lag = group_.admin().max_lag(args.channel);
   expect_one_for_each(args.sends.size(), "all_to_all_v");
   expect_one_for_each(args.receives.size(), "all_to_all_v");
+  expects(args.received_bytes.empty(), "all_to_all_v: blocks on devices cannot be capacities (received_bytes)");
   std::lock_guard const lock(mutex_);
   auto& channel = channel_at(args.channel);
   new_exchange(Verb::kAllToAll, channel, args.data_type, channel.num_operations);

@@ -7,8 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace headway::comm {
@@ -79,6 +82,40 @@ TEST_P(MismatchTest, ABlockBeyondItsCapacityFailsOnBothRanks) {
     expect_guards(output);
     EXPECT_TRUE(all_zero(output.span())) << "a block that does not fit was written";
   }
+}
+
+TEST_P(MismatchTest, ABlockThatDoesNotFitIsNotTakenFromTheSlotEither) {
+  auto lagging = options();
+  lagging.max_lag = 1;
+  lagging.min_get_bytes = 1024;  // With get_footprint 0 the block is announced, and revoked at once.
+  lagging.get_footprint = 0;
+  lagging.rts_patience = {};
+  GuardedBytes output(100);
+  std::barrier in_step(2);
+  run_ranks(2, lagging, [&](Group& group) {
+    std::vector<std::byte> const source(4000, std::byte{7}), empty;
+    std::vector<std::size_t> received(2);
+    std::vector<std::span<std::byte const>> sends(2, empty);
+    std::vector<std::span<std::byte>> receives(2);
+    if (group.rank() == 0) sends[1] = source;
+    if (group.rank() == 1) receives[0] = output.span();
+    OperationPtr operation;
+    auto const start = [&] {
+      return group.all_to_all_v({.sends = sends, .receives = receives, .received_bytes = received});
+    };
+    if (group.rank() == 1) operation = start();
+    in_step.arrive_and_wait();
+    // Rank 1 makes no call meanwhile, so it may find the announcement and the revocation together.
+    if (group.rank() == 0) {
+      operation = start();
+      static_cast<void>(group.wait(*operation));
+    }
+    in_step.arrive_and_wait();
+    EXPECT_FALSE(first_failure(group, [&](Group&) { return operation; }).ok()) << "rank " << group.rank();
+    in_step.arrive_and_wait();
+  });
+  expect_guards(output);
+  EXPECT_TRUE(all_zero(output.span())) << "a block that does not fit was written";
 }
 
 TEST_P(MismatchTest, AnExchangeOfTwoDataTypesFailsOnBothRanks) {
