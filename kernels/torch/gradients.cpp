@@ -179,12 +179,13 @@ struct ReduceRule : OffsetsRule {
   static variable_list backward(Context& context, variable_list grads) {
     static Operator const expand("headway::jagged_expand");
     at::Tensor grad = grads[0];
+    at::Tensor const saved = offsets(context);  // Once: activation checkpointing lets a saved tensor be read once.
     if (context.saved_data.at("is_mean").toBool()) {
       std::vector<std::int64_t> shape(static_cast<std::size_t>(grad.dim()), 1);
       shape[0] = -1;
-      grad = (grad / offsets(context).diff().clamp_min(1).view(shape)).to(grad.scalar_type());
+      grad = (grad / saved.diff().clamp_min(1).view(shape)).to(grad.scalar_type());
     }
-    return {expand(grad, offsets(context), size(context))[0].toTensor()};
+    return {expand(grad, saved, size(context))[0].toTensor()};
   }
 };
 

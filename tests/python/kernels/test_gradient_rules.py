@@ -13,6 +13,7 @@ import torch
 from headway import ops
 from torch import Tensor
 from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
 
 _OFFSETS = torch.tensor([0, 2, 4])
 _LENGTHS = torch.tensor([[1, 0], [2, 1]])
@@ -74,6 +75,16 @@ def test_neither_pass_enters_the_python_autograd_of_torch(name: str) -> None:
     _loss(_CALLS[name]()).backward()  # Modules that torch imports at a first call do not count.
     files = _python_files_of(lambda: _loss(_CALLS[name]()).backward())
     assert not [each for each in files if "_library" in each], "torch runs gradients of Python there"
+
+
+@pytest.mark.parametrize("name", _CALLS)
+def test_activations_may_be_computed_again(name: str) -> None:
+    anchor = torch.ones((), requires_grad=True)
+    out: Tensor = checkpoint(lambda x: _loss([x * each for each in _CALLS[name]()]), anchor, use_reentrant=False)
+    out.backward()
+    again = torch.ones((), requires_grad=True)
+    _loss([again * each for each in _CALLS[name]()]).backward()
+    torch.testing.assert_close(anchor.grad, again.grad, rtol=0, atol=0)
 
 
 def test_all_operators_with_a_gradient_are_tried() -> None:
