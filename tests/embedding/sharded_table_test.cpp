@@ -275,6 +275,9 @@ TEST(ShardedTable, AStepTakesThreeExchangesAndMoreOnlyWhileBatchesGrow) {
     for (std::int64_t i = 0; i < kMany; ++i) ids.push_back(i * 3 + rank);
     std::vector<Feature> const features{
         {.name = "user", .table = kUsers, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), 1}}};
+    {
+      auto const dropped = tables.begin(features);  // All ranks drop it: nobody waits for the rest of its keys.
+    }
     for (int const expected_sends : {2, 0, 0}) {
       num_exchanges = num_sends = 0;
       auto const batch = tables.begin(features);
@@ -367,11 +370,17 @@ TEST(ShardedTable, RowsOfABatchStayWhileItExists) {
   std::vector<std::int64_t> const ids{1, 2, 3, 4, 5, 6}, lengths{6};
   std::vector<Feature> const features{
       {.name = "user", .table = kUsers, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), 1}}};
+  std::vector<std::int64_t> const old_ids{7, 8}, old_lengths{2};
+  std::vector<Feature> const old_features{
+      {.name = "user", .table = kUsers, .ids = {old_ids.data(), 2}, .lengths = {old_lengths.data(), 1}}};
+  tables.finish(*tables.begin(old_features));
   tables.begin_step(1);
   auto batch = tables.begin(features);
   tables.finish(*batch);
+  EXPECT_THROW(tables.finish(*batch), base::UsageError);
+  EXPECT_EQ(tables.table(0).size().rows, 8);
   tables.begin_step(2);
-  EXPECT_EQ(tables.table(0).size().rows, 6) << "the batch may still be trained";
+  EXPECT_EQ(tables.table(0).size().rows, 6) << "those of the batch, which may still be trained";
   static_cast<void>(expand_all(tables, *batch));
   batch.reset();
   tables.begin_step(3);

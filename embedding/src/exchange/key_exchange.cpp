@@ -75,20 +75,17 @@ KeyExchange::KeyExchange(Exchanger& exchanger, KeyRoom const& room, std::span<Ro
       }
     }
   }
-  std::vector<std::span<std::byte const>> firsts, rests;
+  std::vector<std::span<std::byte const>> firsts;
   std::vector<std::span<std::byte>> receives;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     Words const message = sends_[rank];
     bool const is_own = static_cast<int>(rank) == exchanger.rank();
     std::size_t const most = is_own ? message.size() : num_tables_ + kWordsPerKey * room.to_send[rank];
-    firsts.push_back(std::as_bytes(message.first(std::min(message.size(), most))));
-    rests.push_back(std::as_bytes(message.subspan(std::min(message.size(), most))));
+    first_words_.push_back(std::min(message.size(), most));
+    firsts.push_back(std::as_bytes(message.first(first_words_.back())));
     receives.push_back(std::as_writable_bytes(receives_[rank]));
   }
-  exchanges_.push_back(exchanger.start(firsts, receives, received_bytes_));
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    if (!rests[rank].empty()) exchanges_.push_back(exchanger.send(rests[rank], static_cast<int>(rank), number));
-  }
+  exchange_ = exchanger.start(firsts, receives, received_bytes_);
 }
 
 std::size_t KeyExchange::num_words(Words message) const {
@@ -98,7 +95,7 @@ std::size_t KeyExchange::num_words(Words message) const {
 }
 
 std::vector<ReceivedKeys> KeyExchange::finish(KeyRoom& room) {
-  exchanges_.front()->wait();
+  exchange_->wait();
   std::size_t const num_ranks = sends_.num_ranks();
   std::vector<std::size_t> rest_sizes;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
@@ -106,13 +103,15 @@ std::vector<ReceivedKeys> KeyExchange::finish(KeyRoom& room) {
   }
   RankBlocks<std::uint64_t> rests(rest_sizes);
   {
-    std::vector<std::unique_ptr<Exchanger::Exchange>> receives;
+    std::vector<std::unique_ptr<Exchanger::Exchange>> messages;
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+      auto const peer = static_cast<int>(rank);
+      Words const rest = Words(sends_[rank]).subspan(first_words_[rank]);
+      if (!rest.empty()) messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_));
       if (rest_sizes[rank] == 0) continue;
-      receives.push_back(exchanger_.receive(std::as_writable_bytes(rests[rank]), static_cast<int>(rank), number_));
+      messages.push_back(exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_));
     }
-    for (auto const& receive : receives) receive->wait();
-    for (auto const& exchange : exchanges_) exchange->wait();
+    for (auto const& message : messages) message->wait();
   }
 
   std::vector<ReceivedKeys> tables(num_tables_);

@@ -64,8 +64,9 @@ class KeyExchange {
   std::uint64_t number_;
   RankBlocks<std::uint64_t> sends_, receives_;
   std::vector<std::size_t> received_bytes_;
-  /// Declared after the blocks: they are destroyed before them, and wait.
-  std::vector<std::unique_ptr<Exchanger::Exchange>> exchanges_;
+  std::vector<std::size_t> first_words_;  ///< (ranks) Words of each message that go in the exchange.
+  std::unique_ptr<Exchanger::Exchange>
+      exchange_;  ///< Declared after the blocks: it is destroyed before them, and waits.
 };
 
 }  // namespace headway::embedding

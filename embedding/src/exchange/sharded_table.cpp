@@ -144,6 +144,7 @@ struct ShardedTable::TableLookup {
 
 struct ShardedTable::Batch::State {
   LookupMode mode = LookupMode::kInsert;
+  bool has_begun_to_finish = false;  ///< An exception in finish() leaves it so: the batch cannot be finished.
   bool is_finished = false;
   std::vector<TableLookup> lookups;
   std::optional<KeyExchange> keys;  ///< On their way until finish(); none with one rank.
@@ -251,7 +252,7 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
 
 void ShardedTable::finish(Batch& batch) {
   auto& state = *batch.state_;
-  base::expects(!state.is_finished, "finish: the batch is finished");
+  base::expects(!std::exchange(state.has_begun_to_finish, true), "finish: the batch is finished, or could not be");
   take_keys(batch);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     look_up(state.lookups[merged], *tables_[merged], state.mode);
@@ -263,7 +264,7 @@ void ShardedTable::finish(Batch& batch) {
 // Keys of one rank go straight to the second stage.
 void ShardedTable::take_keys(Batch& batch) {
   auto& state = *batch.state_;
-  if (!state.keys) {
+  if (exchanger_->size() == 1) {
     for (auto& lookup : state.lookups) {
       lookup.received = lookup.sent;
       lookup.in_rows = options_.dedup == Dedup::kFirst || options_.dedup == Dedup::kBoth;
@@ -314,10 +315,18 @@ void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<floa
   if (!lookup.in_rows) {
     return deduplicator_->expand(lookup.unique, lookup.inputs.bags(), lookup.embeddings, out);
   }
-  base::expects(lookup.generation == tables_[merged]->generation(),
-                "expand: rows of the table were removed or moved after finish()");
-  tables_[merged]->gather_bags(lookup.unique.keys(), lookup.rows, lookup.unique.inverse_indices, lookup.inputs.bags(),
-                               out);
+  std::span<RowId const> rows = lookup.rows;
+  std::vector<RowId> present;
+  if (lookup.generation != tables_[merged]->generation()) {  // Rows of other keys, or of these, were removed or moved.
+    present.resize(rows.size());
+    tables_[merged]->find(lookup.unique.keys(), present, {});
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      base::expects(present[i] != RowId::kNone || rows[i] == RowId::kNone,
+                    "expand: rows of the batch were removed after finish()");
+    }
+    rows = present;
+  }
+  tables_[merged]->gather_bags(lookup.unique.keys(), rows, lookup.unique.inverse_indices, lookup.inputs.bags(), out);
 }
 
 void ShardedTable::return_gradients(Batch& batch, std::span<std::span<float const> const> gradients) {

@@ -5,6 +5,7 @@
 #include "headway/comm/group.hpp"
 #include "headway/embedding/exchanger.hpp"
 
+#include <exception>
 #include <utility>
 
 namespace headway::embedding {
@@ -13,7 +14,8 @@ namespace headway::embedding {
 class GroupExchanger final : public Exchanger {
  public:
   /// @param group must outlive the exchanger
-  /// @param channel of the group; nothing else may use it meanwhile
+  /// @param channel of the group. While the exchanger exists, nothing else may use it, nor send messages whose `match`
+  ///   has bit 62 set.
   explicit GroupExchanger(comm::Group& group, int channel = 0) : group_(group), channel_(channel) {}
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
@@ -29,21 +31,30 @@ class GroupExchanger final : public Exchanger {
   }
   [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
                                                std::uint64_t number) override {
-    return std::make_unique<Started>(group_, group_.send(block, peer, number, kBytes));
+    return std::make_unique<Started>(group_, group_.send(block, peer, match_of(number), kBytes));
   }
   [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
-    return std::make_unique<Started>(group_, group_.receive(block, peer, number, kBytes));
+    return std::make_unique<Started>(group_, group_.receive(block, peer, match_of(number), kBytes));
   }
 
  private:
   static constexpr comm::DataType kBytes = 0;  ///< Blocks are bytes to the group.
+
+  /// Messages between two ranks do not belong to a channel, so their numbers tell exchangers of a group apart.
+  [[nodiscard]] std::uint64_t match_of(std::uint64_t number) const {
+    return std::uint64_t{1} << 62 | static_cast<std::uint64_t>(channel_) << 48 | number;
+  }
 
   class Started final : public Exchange {
    public:
     Started(comm::Group& group, comm::OperationPtr operation) : group_(group), operation_(std::move(operation)) {}
     /// Waits, since the group writes to the blocks until the operation is done.
     ~Started() override {
-      if (operation_ != nullptr) static_cast<void>(group_.wait(*operation_));
+      if (operation_ == nullptr) return;
+      try {
+        static_cast<void>(group_.wait(*operation_));
+      } catch (std::exception const&) {  // The group has failed, so it no longer uses the blocks.
+      }
     }
     Started(Started const&) = delete;
     Started& operator=(Started const&) = delete;

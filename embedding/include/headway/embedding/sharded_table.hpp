@@ -45,7 +45,7 @@ enum class LookupMode : std::uint8_t { kInsert, kRead };
 /// finished. Not thread-safe.
 class ShardedTable {
  public:
-  /// State of the lookup of one batch. The rows that it has found are not evicted while it exists.
+  /// State of the lookup of one batch. The rows that it has looked up with kInsert are not evicted while it exists.
   class Batch;
 
   /// Makes this rank's part of the tables.
@@ -69,7 +69,8 @@ class ShardedTable {
   /// The features may be freed afterwards.
   /// @throws base::UsageError if lengths do not add up to the ids, or a feature names a table that is not there
   [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, LookupMode mode = LookupMode::kInsert);
-  /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings.
+  /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings. After an exception the batch cannot
+  /// be used.
   /// @throws base::OperationError if a rank is lost
   void finish(Batch& batch);
   /// Writes the embeddings of all bags of the features of a merged table, in the order of the features: the weighted
