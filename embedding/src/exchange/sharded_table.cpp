@@ -195,8 +195,10 @@ void ShardedTable::expect_agreement(std::span<MergedTable const> tables) {
   start_exchange(*exchanger_, texts, all_texts)->wait();
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     std::string const other(all_texts[rank].begin(), all_texts[rank].end());
-    base::expects(other == own, "ranks disagree about tables: rank " + std::to_string(exchanger_->rank()) + " has " +
-                                    own + "; rank " + std::to_string(rank) + " has " + other);
+    if (other == own) continue;
+    std::string text = "ranks disagree about tables: rank " + std::to_string(exchanger_->rank()) + " has ";
+    text.append(own).append("; rank ").append(std::to_string(rank)).append(" has ").append(other);
+    throw base::UsageError(text);
   }
 }
 

@@ -129,7 +129,7 @@ std::string SocketAddress::host() const {
 }
 
 std::string SocketAddress::ip() const {
-  std::string const text = host();
+  std::string text = host();
   if (family() != AF_INET6) return text;
   auto const v6 = as<sockaddr_in6>(storage_);
   return IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr) ? text.substr(text.rfind(':') + 1) : text;
