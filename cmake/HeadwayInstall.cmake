@@ -13,27 +13,28 @@ function(headway_install_programs)
   endforeach()
 endfunction()
 
+# Installs targets, the public headers of the folders HEADERS, and the file EXPORT.cmake that names the targets to others.
+# Usage: headway_install_component(COMPONENT EXPORT TARGETS target... HEADERS folder...)
+function(headway_install_component component export)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "TARGETS;HEADERS")
+  install(TARGETS ${arg_TARGETS} EXPORT ${export}
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  list(TRANSFORM arg_HEADERS REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/include/")
+  install(DIRECTORY ${arg_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT ${component}
+          FILES_MATCHING PATTERN "*.hpp")
+  install(EXPORT ${export} NAMESPACE headway:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/headway COMPONENT ${component})
+endfunction()
+
 # Installs a CMake package; other projects use it by find_package(headway). Component headway_comm has headway::comm and
 # headway::base below it. Component headway_embedding adds headway::embedding and headway::kernels.
 function(headway_install_package)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
-  install(TARGETS headway_base headway_comm EXPORT headwayTargets
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
-          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_comm
-          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/base/include/ ${PROJECT_SOURCE_DIR}/libcomm/include/
-          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_comm
-          FILES_MATCHING PATTERN "*.hpp")
-  install(EXPORT headwayTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_comm)
+  headway_install_component(headway_comm headwayTargets TARGETS headway_base headway_comm HEADERS base libcomm)
   if(TARGET headway_embedding)
-    install(TARGETS headway_kernels headway_embedding EXPORT headwayEmbeddingTargets
-            ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_embedding
-            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT headway_embedding
-            INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/kernels/include/ ${PROJECT_SOURCE_DIR}/embedding/include/
-            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headway_embedding
-            FILES_MATCHING PATTERN "*.hpp")
-    install(EXPORT headwayEmbeddingTargets NAMESPACE headway:: DESTINATION ${package_dir} COMPONENT headway_embedding)
+    headway_install_component(headway_embedding headwayEmbeddingTargets TARGETS headway_kernels headway_embedding
+                              HEADERS kernels embedding)
   endif()
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/headwayConfig.cmake.in ${PROJECT_BINARY_DIR}/headwayConfig.cmake
                                 INSTALL_DESTINATION ${package_dir})
