@@ -7,10 +7,9 @@
 // Both ranks know that number. What does not fit follows in a second message between these two ranks alone; this
 // happens only while batches grow.
 //
-// Example: two merged tables, room for 4 keys. Rank 0 sends 3 and 2 keys to rank 1: the words 3 2, then two words for
-// each
-//   of 4 keys, go in the exchange. Rank 1 reads that 5 keys are meant, and receives the last one in a message of 2
-//   words. Next time there is room for 8 keys.
+// Example: two merged tables, room for 4 keys. Rank 0 sends 3 and 2 keys to rank 1.
+//   The words 3 2 and two words for each of 4 keys go in the exchange. Rank 1 reads that 5 keys are meant, and receives
+//   the last one in a message of 2 words. Next time there is room for 8 keys.
 //
 // Format: words of 64 bits in the byte order of the host. One for each merged table: its number of keys. Then, table by
 //   table, two for each key: the id, and the number of its table in the lower half beside its count in the upper one.
@@ -60,10 +59,7 @@ KeyExchange::KeyExchange(Exchanger& exchanger, KeyRoom const& room, std::span<Ro
       received_bytes_(sends_.num_ranks()) {
   std::size_t const num_ranks = sends_.num_ranks();
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    for (auto const& table : tables) {
-      std::uint64_t const count = table.sizes[rank];
-      sends_.append(rank, std::span(&count, 1));
-    }
+    for (auto const& table : tables) sends_.take(rank, 1)[0] = table.sizes[rank];
   }
   for (auto const& [keys, sizes] : tables) {
     std::size_t i = 0;
@@ -94,36 +90,34 @@ std::size_t KeyExchange::num_words(Words message) const {
   return words;
 }
 
+RankBlocks<std::uint64_t> KeyExchange::exchange_rests() {
+  std::vector<std::size_t> sizes;
+  for (std::size_t rank = 0; rank < receives_.num_ranks(); ++rank) {
+    sizes.push_back(num_words(receives_[rank]) - received_bytes_[rank] / sizeof(std::uint64_t));
+  }
+  RankBlocks<std::uint64_t> rests(sizes);
+  std::vector<std::unique_ptr<Exchanger::Exchange>> messages;
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
+    auto const peer = static_cast<int>(rank);
+    Words const rest = Words(sends_[rank]).subspan(first_words_[rank]);
+    if (!rest.empty()) messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_));
+    if (sizes[rank] == 0) continue;
+    messages.push_back(exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_));
+  }
+  for (auto const& message : messages) message->wait();
+  return rests;
+}
+
 std::vector<ReceivedKeys> KeyExchange::finish(KeyRoom& room) {
   exchange_->wait();
+  auto rests = exchange_rests();
   std::size_t const num_ranks = sends_.num_ranks();
-  std::vector<std::size_t> rest_sizes;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    rest_sizes.push_back(num_words(receives_[rank]) - received_bytes_[rank] / sizeof(std::uint64_t));
-  }
-  RankBlocks<std::uint64_t> rests(rest_sizes);
-  {
-    std::vector<std::unique_ptr<Exchanger::Exchange>> messages;
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      auto const peer = static_cast<int>(rank);
-      Words const rest = Words(sends_[rank]).subspan(first_words_[rank]);
-      if (!rest.empty()) messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_));
-      if (rest_sizes[rank] == 0) continue;
-      messages.push_back(exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_));
-    }
-    for (auto const& message : messages) message->wait();
-  }
-
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) static_cast<void>(receives_.take(rank, num_tables_));  // Counts.
   std::vector<ReceivedKeys> tables(num_tables_);
-  std::vector<std::vector<std::uint64_t>> counts(num_ranks);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    auto const of_tables = receives_.take(rank, num_tables_);
-    counts[rank].assign(of_tables.begin(), of_tables.end());
-  }
   for (std::size_t table = 0; table < num_tables_; ++table) {
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      tables[table].sizes.push_back(counts[rank][table]);
-      std::size_t const words = kWordsPerKey * counts[rank][table];
+      tables[table].sizes.push_back(receives_[rank][table]);
+      std::size_t const words = kWordsPerKey * tables[table].sizes.back();
       // The rest begins between two keys: the room is a number of whole keys.
       auto const first = receives_.take_up_to(rank, words);
       auto const rest = rests.take(rank, words - first.size());

@@ -58,6 +58,8 @@ class KeyExchange {
                                                               std::size_t own_words);
   /// Number of words of a whole message, from its first words.
   [[nodiscard]] std::size_t num_words(Words message) const;
+  /// Sends what did not fit, and waits for what did not fit of others. @returns (ranks) the ends of their messages
+  [[nodiscard]] RankBlocks<std::uint64_t> exchange_rests();
 
   Exchanger& exchanger_;
   std::size_t num_tables_;

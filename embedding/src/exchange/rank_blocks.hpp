@@ -49,18 +49,16 @@ class RankBlocks {
 };
 
 /// Starts an exchange of the blocks.
-/// @param received_bytes see Exchanger::start()
 template <class Element>
 [[nodiscard]] std::unique_ptr<Exchanger::Exchange> start_exchange(Exchanger& exchanger, RankBlocks<Element>& sent,
-                                                                  RankBlocks<Element>& received,
-                                                                  std::span<std::size_t> received_bytes = {}) {
+                                                                  RankBlocks<Element>& received) {
   std::vector<std::span<std::byte const>> sends;
   std::vector<std::span<std::byte>> receives;
   for (std::size_t rank = 0; rank < sent.num_ranks(); ++rank) {
     sends.push_back(std::as_bytes(sent[rank]));
     receives.push_back(std::as_writable_bytes(received[rank]));
   }
-  return exchanger.start(sends, receives, received_bytes);
+  return exchanger.start(sends, receives);
 }
 
 }  // namespace headway::embedding

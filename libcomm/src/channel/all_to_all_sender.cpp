@@ -147,7 +147,7 @@ void AllToAllSender::revoke(AllToAllOperation& operation) {
     each.is_revoked = true;
     ++num_unsent_;
   }
-  // Where the claim failed, the receiver is reading the block.
+  // The receiver is reading the blocks whose claim failed.
   std::erase_if(operation.open_rts, [](auto const& each) { return !each.is_revoked; });
   put_revoked(operation);
 }

@@ -49,9 +49,8 @@ class ShardedTable {
   class Batch;
 
   /// Makes this rank's part of the tables.
-  /// @throws base::UsageError for options out of range, a table that is merged twice, or ranks that disagree about
-  /// tables
-  ///   or options: the error names what both have; base::OperationError if a rank is lost
+  /// @throws base::UsageError for options out of range, a table that is merged twice, or ranks that disagree (the error
+  ///   names what both have); base::OperationError if a rank is lost
   ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<Exchanger> exchanger,
                ShardedTableOptions options = {});
   ~ShardedTable();
