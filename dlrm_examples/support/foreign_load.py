@@ -92,8 +92,10 @@ def foreign_load(loads: Sequence[ForeignLoad]) -> Iterator[None]:
 def _program(kind: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", __name__, kind, str(os.getpid())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
+    # A group of processes of its own, to be killed as one, but no session: with `sched_autogroup_enabled`, Linux gives
+    # each session an equal share of the processor, so that all ranks together would get as much as one program.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-                               start_new_session=True)  # fmt: skip
+                               process_group=0)  # fmt: skip
     with process:
         try:
             yield process
