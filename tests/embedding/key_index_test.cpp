@@ -171,6 +171,19 @@ TYPED_TEST(KeyIndexTest, AScanByPartsVisitsAllKeysThatStayThoughSegmentsSplitMea
   }
 }
 
+TYPED_TEST(KeyIndexTest, AScanEndsThoughTheIndexIsClearedMeanwhile) {
+  constexpr std::uint64_t kNumKeys = 300'000;
+  typename TypeParam::Index index(this->pool_);
+  for (std::uint64_t id = 0; id < kNumKeys; ++id) this->put(index, {.id = id}, RowWord{1});
+  typename TypeParam::Index::Cursor cursor;
+  while (cursor.prefix < std::uint64_t{3} << 62) index.scan(cursor, 1'000, [](Key, RowWord) {});
+  index.clear();
+  // Grows until the first segment has split: the cursor then points into the middle of a segment.
+  for (std::uint64_t id = 0; index.num_segments() < 2; ++id) this->put(index, {.id = id}, RowWord{2});
+  for (int i = 0; i < 1'000 && !cursor.is_over; ++i) index.scan(cursor, 1'000, [](Key, RowWord) {});
+  EXPECT_TRUE(cursor.is_over);
+}
+
 TYPED_TEST(KeyIndexTest, AKeyWithoutAWordIsLeftOut) {
   typename TypeParam::Index index(this->pool_);
   for (std::uint64_t id = 0; id < 1'000; ++id) {

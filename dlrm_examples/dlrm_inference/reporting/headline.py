@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing line of a run: Headway's best row beside synchronous DLRM and beside its rival at the same k."""
+"""The closing line of a run: Headway's best row beside synchronous DLRM and beside other systems at the same k.
+
+k is the bound of the lag, ``max_lag``; ``bls`` in names of systems stands for bounded-lag synchronous.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ OWN_SYSTEM = "bls-headway"
 
 
 def headline(rows: Sequence[ResultRow], load: HostLoad | None) -> str:
-    """States what the rows of one workload show about Headway. It claims nothing if the host was busy.
+    """States what the rows of one workload show about Headway, and first whether the host was too busy to tell.
 
     Args:
         rows: rows of one workload.
@@ -51,11 +54,12 @@ def _comparison(best: ResultRow, other: ResultRow) -> str:
     text = f"{gain} (95% interval {ratio.low:.2f} to {ratio.high:.2f})"
     if ratio.low > 1.0:
         return text
-    return f"{text}, which is {'slower' if ratio.high < 1.0 else 'no clear difference'}"
+    return f"{text}: {'Headway is slower' if ratio.high < 1.0 else 'no clear difference'}"
 
 
 def rate_ratio(row: ResultRow, other: ResultRow) -> Estimate:
-    """Throughput of ``row`` over that of ``other``, paired by run."""
+    """Throughput of ``row`` over that of ``other``, paired by run: both have the same runs in the same order."""
+    assert len(row.run_rates) == len(other.run_rates), f"{len(row.run_rates)} and {len(other.run_rates)} runs"
     return estimate(np.array(row.run_rates) / np.array(other.run_rates))
 
 

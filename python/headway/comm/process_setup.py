@@ -24,11 +24,11 @@ _told_about_queues = False
 def prepare_process() -> None:
     """Checks the environment and prepares this process for a group. Idempotent.
 
-    It passes log records to ``logging``, registers the exit handler, asks CUDA for its hardware queues
-    (``request_queues``), and installs the shim for TorchRec if that is imported, or else when it will be.
+    It passes log records of the C++ library to ``logging``, registers the exit handler, asks CUDA for its hardware
+    queues (``request_queues``), and installs what makes TorchRec take Headway groups, once TorchRec is imported.
 
     Raises:
-        ValueError: an environment variable is misspelt, or ``HEADWAY_LOG`` names no level.
+        ValueError: an unknown variable ``HEADWAY_*`` is set, or ``HEADWAY_LOG`` names no level.
     """
     check_environment()
     _logging.install_once()
@@ -54,12 +54,12 @@ def request_queues() -> None:
             f"CUDA was used before the first headway group, so it uses 8 hardware queues: streams that wait for "
             f"peers may hold up others. Set {_QUEUES}={_MAX_QUEUES}, or call headway.init() first.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
 def _uses_a_device() -> bool:
-    """True if this process has a CUDA context, which ``torch.cuda.set_device`` makes too. Does not load the driver."""
+    """True if a device has an active primary context, which ``torch.cuda.set_device`` makes too. Loads no driver."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic embedding tables: arbitrary 64-bit ids, row-wise sharded, trained by the formulas of ``torch.optim``.
+"""Dynamic embedding tables: arbitrary 64-bit ids, row-wise sharded, trained by SGD, Adagrad and Adam.
+
+The optimizers follow ``torch.optim``; the row-wise ones keep one number per row, as FBGEMM's do.
 
 ::
 
@@ -8,7 +10,8 @@
     tables = HashTableCollection(
         tables=[TableConfig(name, dim=64, optimizer=Adam(lr=1e-3)) for name in ("user", "item")],
         features=[FeatureConfig("user_id", table="user"), FeatureConfig("history", table="item", pooling="mean")])
-    embeddings = tables({"user_id": (ids, lengths), "history": (ids, lengths)})   # feature name -> (batch, 64)
+    embeddings = tables({"user_id": (user_ids, user_lengths), "history": (item_ids, item_lengths)})
+    embeddings["history"]   # (batch, 64)
     loss.backward()
     tables.optimizer.step()
 """

@@ -58,7 +58,7 @@ class RowExchange:
     def start(
         self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
     ) -> None:
-        """Starts sending ``rows_G``, which are sorted by rank; the counts are rows per merged table and rank."""
+        """Starts sending ``rows_G``, which are sorted by destination; the counts are rows per merged table and rank."""
         arguments = all_to_all_arguments(rows_G, sent_GR, received_GR, self.widths_G)
         self._tensors, self._received_GR = list(arguments[:2]), received_GR
         self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
@@ -67,13 +67,15 @@ class RowExchange:
         """Returns the received rows of each merged table, rank by rank."""
         assert self._work is not None, "start() comes first"
         self._work.wait()
-        (received, _), self._tensors, self._work = self._tensors, [], None
+        (received, sent), self._tensors, self._work = self._tensors, [], None
         if received.is_cuda:
-            received.record_stream(torch.cuda.current_stream(received.device))  # The results may be views of it.
+            stream = torch.cuda.current_stream(received.device)
+            received.record_stream(stream)  # The results may be views of it.
+            sent.record_stream(stream)  # wait() may run on another stream than start(), and orders only that one.
         return by_table(received, self._received_GR, self.widths_G)
 
 
-class InnerAwaitable(Awaitable):  # type: ignore[misc]
+class NestedAwaitable(Awaitable):  # type: ignore[misc]
     """An awaitable that is waited for inside the wait of another one. It adds no profiler range of its own."""
 
     def wait(self) -> Any:
@@ -86,10 +88,10 @@ class InnerAwaitable(Awaitable):  # type: ignore[misc]
 # Ids
 
 
-class CountsAwaitable(InnerAwaitable):
+class CountsAwaitable(NestedAwaitable):
     """Waits for the key counts of a batch, starts the exchange of keys, and returns its ``IdsAwaitable``.
 
-    It replaces the awaitable of TorchRec's ``KJTAllToAll``, which must know the counts when it starts.
+    It replaces the awaitable of TorchRec's ``KJTAllToAll``, whose host must know the counts to send when it starts.
     """
 
     def __init__(self, batch: Batch, group: dist.ProcessGroup, nothing: torch.Tensor) -> None:
@@ -104,7 +106,7 @@ class CountsAwaitable(InnerAwaitable):
         return IdsAwaitable(batch, exchange, self._nothing)
 
 
-class IdsAwaitable(InnerAwaitable):
+class IdsAwaitable(NestedAwaitable):
     """Waits for the keys that this rank is asked for, and returns ``RequestedKeys``, the input of ``DynamicLookup``."""
 
     def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
@@ -115,15 +117,15 @@ class IdsAwaitable(InnerAwaitable):
         return RequestedKeys(self._batch, self._exchange.wait(), self._nothing)
 
 
-class Here(InnerAwaitable, NoWait):  # type: ignore[misc]
-    """An awaitable whose result is already known."""
+class ReadyAwaitable(NestedAwaitable, NoWait):  # type: ignore[misc]
+    """``NoWait`` without a profiler range of its own."""
 
 
-class LocalKeysAwaitable(Here):
+class LocalKeysAwaitable(ReadyAwaitable):
     """Counterpart of ``CountsAwaitable`` with one rank, where no exchange is needed."""
 
     def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
-        super().__init__(Here(RequestedKeys(batch, None, nothing)))
+        super().__init__(ReadyAwaitable(RequestedKeys(batch, None, nothing)))
         self.batch = batch
 
 
@@ -192,5 +194,5 @@ class ReceiveEmbeddings(torch.autograd.Function):
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
-    """``torch.cat`` that does not copy a single tensor."""
+    """``torch.cat``, or the tensor itself if there is only one."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)

@@ -24,9 +24,9 @@ from headway.torchrec.batch import BatchMaker, MergedFeatures, RequestedKeys
 from headway.torchrec.exchange import (
     CountsAwaitable,
     EmbeddingExchange,
-    Here,
-    InnerAwaitable,
     LocalKeysAwaitable,
+    NestedAwaitable,
+    ReadyAwaitable,
     ReceiveEmbeddings,
     SendEmbeddings,
     join,
@@ -127,13 +127,13 @@ class EmbeddingDist(BaseEmbeddingDist):  # type: ignore[misc]
         batch, varying = sharding_ctx.batch, sharding_ctx.variable_batch_per_feature
         if self._pg.size() == 1:
             outputs = ExpandRows.apply(local_embs, batch)
-            return Here(_arrange(outputs, self._features_of, varying=varying))
+            return ReadyAwaitable(_arrange(outputs, self._features_of, varying=varying))
         exchange = EmbeddingExchange(batch, [each.dim for each in self._features_of], self._pg)
         token = SendEmbeddings.apply(local_embs, exchange)
         return _FeatureEmbeddings(token, exchange, self._features_of, varying)
 
 
-class _FeatureEmbeddings(InnerAwaitable):
+class _FeatureEmbeddings(NestedAwaitable):
     """Awaits the embeddings of a batch that other ranks send."""
 
     def __init__(

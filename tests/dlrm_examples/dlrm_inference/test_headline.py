@@ -53,9 +53,9 @@ def test_headways_best_row_is_compared_with_the_synchronous_system_and_with_gloo
 def test_a_gloo_that_is_faster_or_as_fast_is_called_so() -> None:
     faster = headline([SYNC, row("bls-gloo", 2, 150.0, 152.0, 148.0), *HEADWAY], QUIET)
     assert "0.87 times the throughput of bls-gloo with k = 2" in faster
-    assert faster.endswith("which is slower.")
+    assert faster.endswith(": Headway is slower.")
     level = headline([SYNC, row("bls-gloo", 2, 120.0, 140.0, 130.0), *HEADWAY], QUIET)
-    assert level.endswith("which is no clear difference.")
+    assert level.endswith(": no clear difference.")
 
 
 def test_a_busy_host_is_named_before_any_figure() -> None:

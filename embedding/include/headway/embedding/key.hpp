@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Keys and their hash. Everything that spreads keys (stripes, buckets, probes, ranks) takes bits of one 128-bit hash,
-// and each takes other bits, so that the keys of one rank or stripe are still uniform in all other respects.
+// and each takes different bits, so that the keys of one rank or stripe are still uniform in all other respects.
 
 #pragma once
 
@@ -9,7 +9,8 @@
 
 namespace headway::embedding {
 
-/// Key of a row: an id of any value, and the id of its table, since merged tables share one key index.
+/// Key of a row: an id of any value, and the id of its table, since tables of equal options are merged into one key
+/// index.
 struct Key {
   std::uint64_t id = 0;
   std::uint32_t table = 0;

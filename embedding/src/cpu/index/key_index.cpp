@@ -34,7 +34,7 @@ void KeyIndex<Bucket, Probe>::clear() {
 }
 
 template <class Bucket, class Probe>
-auto KeyIndex<Bucket, Probe>::look(Entry const& entry, Key key, Hash hash, Place& free) -> Place {
+auto KeyIndex<Bucket, Probe>::find_slot(Entry const& entry, Key key, Hash hash, Place& free) -> Place {
   std::size_t const step = Probe::step(hash, entry.mask);
   for (std::size_t i = 0, at = hash.low & entry.mask; i <= entry.mask; ++i, at = (at + step) & entry.mask) {
     auto& bucket = entry.buckets[at];
@@ -55,7 +55,7 @@ template <class Bucket, class Probe>
 RowWord KeyIndex<Bucket, Probe>::erase(Key key, Hash hash) {
   Place free;
   auto const& entry = directory_[entry_of(hash)];
-  auto const place = look(entry, key, hash, free);
+  auto const place = find_slot(entry, key, hash, free);
   if (place.bucket == nullptr) return RowWord::kEmpty;
   RowWord const word = place.word();
   erase(*entry.segment, *place.bucket, place.slot);
@@ -108,7 +108,7 @@ void KeyIndex<Bucket, Probe>::grow(Hash hash) {
       // The next hash bit decides between the two halves.
       auto& segment = *made[splits ? key_hash.low << (hash_bits_ + old.depth) >> 63 : 0];
       Place free;
-      static_cast<void>(look({segment.buckets(), num_buckets - 1, &segment}, key, key_hash, free));
+      static_cast<void>(find_slot({segment.buckets(), num_buckets - 1, &segment}, key, key_hash, free));
       free.bucket->set_key(free.slot, key);
       free.word() = bucket.words[slot];
       ++segment.num_used;

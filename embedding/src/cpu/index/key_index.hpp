@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Key index of one stripe: extendible hashing over segments of cache-line buckets.
+// Key index of one stripe, a part of a table that one thread works on at a time: extendible hashing over segments of
+// cache-line buckets. A *word* is the 32-bit value of a key: its row, or how often a key without a row was looked up.
 //
 // Idea: a directory maps a prefix of the hash to a segment. A segment is an open-addressing hash table of 2^n buckets,
 // and a bucket is one cache line. At a load of 0.75 to 0.81 (the limit differs by segment, so that they do not all grow
@@ -64,29 +65,33 @@ class KeyIndex {
   [[nodiscard]] RowWord find(Key key, Hash hash) const;
   /// Prefetches the key's first bucket.
   void prefetch(Hash hash) const;
-  /// Directory for lookups of many keys at a time. Valid until the next change.
+  /// Directory for lookups of many keys at a time, whose entry is hash.low << hash_bits >> 1 >> shift. Valid until the
+  /// next change.
   [[nodiscard]] DirectoryView<Bucket> view() const { return {.entries = directory_.data(), .shift = 63 - depth_}; }
-  /// State of a probe: the next bucket to look into, and the step, both in buckets.
-  struct Probing {
-    std::size_t at, step;
+  /// State of a probe: the next bucket to look into, and the step, both counted in buckets.
+  struct ProbeState {
+    std::size_t bucket, step;
   };
-  /// A probe at the second bucket of the key, which is prefetched.
-  [[nodiscard]] Probing begin_behind_first(Hash hash) const;
-  /// Looks into the next bucket: the key's word, or kEmpty if it is absent. If the probe has to go on, prefetches the
-  /// bucket after it and returns kErased.
-  [[nodiscard]] RowWord look_on(Key key, Hash hash, Probing& probing) const;
+  /// Starts a probe at the second bucket of the key's probe sequence, and prefetches that bucket. For keys whose first
+  /// bucket has been searched.
+  [[nodiscard]] ProbeState begin_at_second_bucket(Hash hash) const;
+  /// Looks into the next bucket. Returns the key's word, kEmpty if the key is absent, or kErased, which no key has, if
+  /// the search must continue; the bucket after it is prefetched then.
+  [[nodiscard]] RowWord probe_next(Key key, Hash hash, ProbeState& probing) const;
   /// The word of the key, valid until the next change. An absent key is inserted with the word of `make_word()`; if
-  /// that is kEmpty it is not inserted, and the result is null. The caller must not set the word to kEmpty or kErased.
+  /// that is kEmpty it is not inserted, and the result is null. make_word() must not change this index, and neither it
+  /// nor the caller may set the word to kErased, or the caller to kEmpty.
   /// @throws std::bad_alloc, and what make_word() throws; the key is not inserted then
   template <class MakeWord>
   RowWord* find_or_insert(Key key, Hash hash, MakeWord make_word);
   /// Erases the key. @returns its word; kEmpty if it was absent
   RowWord erase(Key key, Hash hash);
   void clear();
-  /// Calls `visit(Key, RowWord&)` for each key, in no order. `visit` must not set a word to kEmpty or kErased.
+  /// Calls `visit(Key, RowWord&)` for each key, in unspecified order. `visit` must not set a word to kEmpty or kErased.
   template <class Visit>
   void for_each(Visit visit);
-  template <class Visit>  ///< Calls `visit(Key, RowWord)`.
+  /// Calls `visit(Key, RowWord)` for each key.
+  template <class Visit>
   void for_each(Visit visit) const {
     const_cast<KeyIndex*>(this)->for_each([&](Key key, RowWord word) { visit(key, word); });
   }
@@ -95,16 +100,16 @@ class KeyIndex {
     std::uint64_t prefix = 0;  ///< Hashes below it are done. Holds hash bits after hash_bits_, at the top of the word.
     std::size_t bucket = 0;    ///< Next bucket in the segment of the prefix.
     std::uint64_t serial = 0;  ///< Serial of the segment that `bucket` refers to.
-    std::size_t num_done = 0;  ///< Buckets scanned so far.
+    std::size_t num_done = 0;  ///< Buckets scanned so far, without those of segments that were replaced meanwhile.
     bool is_over = false;
   };
   /// Calls `visit(Key, RowWord)` for the keys of the next `most_buckets` buckets, or fewer at the end of a segment. A
   /// whole scan visits each key that was present all the time, some twice if segments grew meanwhile.
   template <class Visit>
   void scan(Cursor& cursor, std::size_t most_buckets, Visit visit) const;
-  /// Erases the keys for which `goes(Key, RowWord)` is true.
-  template <class Goes>
-  void erase_if(Goes goes);
+  /// Erases the keys for which `predicate(Key, RowWord)` is true.
+  template <class Predicate>
+  void erase_if(Predicate predicate);
 
   [[nodiscard]] std::size_t size() const;
   [[nodiscard]] std::size_t num_slots() const;
@@ -112,7 +117,8 @@ class KeyIndex {
 
  private:
   static constexpr std::size_t kFirstBuckets = 16, kMostBuckets = SegmentPool::kFullBytes / sizeof(Bucket);
-  /// Bound of the directory's size; no table reaches it. A deeper segment would double, and SegmentPool::take() throws.
+  /// Largest depth; no table reaches it. A segment this deep doubles instead of splitting, and then exceeds what
+  /// SegmentPool::take() gives, which throws.
   static constexpr int kMostDepth = 30;
 
   using Segment = KeySegment<Bucket>;
@@ -131,8 +137,8 @@ class KeyIndex {
   [[nodiscard]] static unsigned find_in(Bucket const& bucket, Key key);
   /// Bit mask of the slots with this word.
   [[nodiscard]] static unsigned slots_with(Bucket const& bucket, RowWord word);
-  /// Looks for the key. Sets `free` to the first slot of the probe that could take it, if it is unset.
-  [[nodiscard]] static Place look(Entry const& entry, Key key, Hash hash, Place& free);
+  /// Looks for the key; null if it is absent. Sets `free` to the first slot of the probe that could take it, if unset.
+  [[nodiscard]] static Place find_slot(Entry const& entry, Key key, Hash hash, Place& free);
   static void erase(Segment& segment, Bucket& bucket, std::size_t slot);
   [[nodiscard]] std::unique_ptr<Segment> make_segment(std::size_t num_buckets, int depth, std::uint64_t prefix);
   /// Doubles, splits or rebuilds the segment of `hash`.
@@ -187,24 +193,24 @@ inline void KeyIndex<Bucket, Probe>::prefetch(Hash hash) const {
 }
 
 template <class Bucket, class Probe>
-inline auto KeyIndex<Bucket, Probe>::begin_behind_first(Hash hash) const -> Probing {
+inline auto KeyIndex<Bucket, Probe>::begin_at_second_bucket(Hash hash) const -> ProbeState {
   auto const& entry = directory_[entry_of(hash)];
   std::size_t const step = Probe::step(hash, entry.mask), at = (hash.low + step) & entry.mask;
   __builtin_prefetch(entry.buckets + at);
-  return {.at = at, .step = step};
+  return {.bucket = at, .step = step};
 }
 
 template <class Bucket, class Probe>
-inline RowWord KeyIndex<Bucket, Probe>::look_on(Key key, Hash hash, Probing& probing) const {
+inline RowWord KeyIndex<Bucket, Probe>::probe_next(Key key, Hash hash, ProbeState& probing) const {
   auto const& entry = directory_[entry_of(hash)];
-  auto const& bucket = entry.buckets[probing.at];
+  auto const& bucket = entry.buckets[probing.bucket];
   if (auto const found = find_in(bucket, key); found != 0) {
     return bucket.words[static_cast<std::size_t>(std::countr_zero(found))];
   }
   // A segment always has an empty slot, so every probe ends.
   if (slots_with(bucket, RowWord::kEmpty) != 0) return RowWord::kEmpty;
-  probing.at = (probing.at + probing.step) & entry.mask;
-  __builtin_prefetch(entry.buckets + probing.at);
+  probing.bucket = (probing.bucket + probing.step) & entry.mask;
+  __builtin_prefetch(entry.buckets + probing.bucket);
   return RowWord::kErased;
 }
 
@@ -212,13 +218,13 @@ template <class Bucket, class Probe>
 template <class MakeWord>
 RowWord* KeyIndex<Bucket, Probe>::find_or_insert(Key key, Hash hash, MakeWord make_word) {
   Place free;
-  auto const place = look(directory_[entry_of(hash)], key, hash, free);
+  auto const place = find_slot(directory_[entry_of(hash)], key, hash, free);
   if (place.bucket != nullptr) return &place.word();
   if (auto const& segment = *directory_[entry_of(hash)].segment;
       segment.num_used >= segment.limit && free.word() == RowWord::kEmpty) {
     grow(hash);
     free = {};
-    static_cast<void>(look(directory_[entry_of(hash)], key, hash, free));
+    static_cast<void>(find_slot(directory_[entry_of(hash)], key, hash, free));
   }
   RowWord const word = make_word();
   if (word == RowWord::kEmpty) return nullptr;
@@ -253,7 +259,7 @@ void KeyIndex<Bucket, Probe>::scan(Cursor& cursor, std::size_t most_buckets, Vis
     cursor.bucket = 0;
     cursor.serial = segment.serial;
   }
-  std::size_t const end = std::min(cursor.bucket + most_buckets, segment.num_buckets);
+  std::size_t const end = cursor.bucket + std::min(most_buckets, segment.num_buckets - cursor.bucket);
   cursor.num_done += end - cursor.bucket;
   for (; cursor.bucket < end; ++cursor.bucket) {
     auto const& bucket = segment.buckets()[cursor.bucket];
@@ -262,20 +268,23 @@ void KeyIndex<Bucket, Probe>::scan(Cursor& cursor, std::size_t most_buckets, Vis
     }
   }
   if (cursor.bucket < segment.num_buckets) return;
-  // Go on with the next prefix of this depth; it wraps to 0 after the last one.
+  // Go on with the first prefix behind the segment; it wraps to 0 after the last one. The cursor may be inside the
+  // segment, if clear() has replaced the deeper one that it was in.
   cursor.bucket = 0;
-  cursor.prefix = segment.depth == 0 ? 0 : cursor.prefix + (std::uint64_t{1} << (64 - segment.depth));
+  std::uint64_t const last_of_segment = segment.depth == 0 ? ~std::uint64_t{0} : ~std::uint64_t{0} >> segment.depth;
+  cursor.prefix = (cursor.prefix | last_of_segment) + 1;
   cursor.is_over = cursor.prefix == 0;
 }
 
 template <class Bucket, class Probe>
-template <class Goes>
-void KeyIndex<Bucket, Probe>::erase_if(Goes goes) {
+template <class Predicate>
+void KeyIndex<Bucket, Probe>::erase_if(Predicate predicate) {
   for (auto const& segment : segments_) {
     for (std::size_t i = 0; i < segment->num_buckets; ++i) {
       auto& bucket = segment->buckets()[i];
       for (std::size_t slot = 0; slot < Bucket::kNumSlots; ++slot) {
-        if (is_live(bucket.words[slot]) && goes(bucket.key(slot), bucket.words[slot])) erase(*segment, bucket, slot);
+        if (is_live(bucket.words[slot]) && predicate(bucket.key(slot), bucket.words[slot]))
+          erase(*segment, bucket, slot);
       }
     }
   }

@@ -64,7 +64,7 @@ class StagedFind {
   void run(std::size_t first, std::size_t end, Visit visit) {
     step({}, group_at(first, end), [](std::size_t, RowWord) {});
     for (std::size_t at = first; at < end; at += kGroup) {
-      look_on(visit);
+      probe_next(visit);
       step(group_at(at, end), group_at(at + kGroup, end), [&](std::size_t i, RowWord word) {
         if (word != RowWord::kErased) {
           visit(at + i, word);
@@ -73,7 +73,7 @@ class StagedFind {
         }
       });
     }
-    while (!deferred_.empty()) look_on(visit);
+    while (!deferred_.empty()) probe_next(visit);
   }
 
  private:
@@ -82,7 +82,7 @@ class StagedFind {
   struct Deferred {
     std::size_t i;
     Hash hash;
-    StripeIndices::Index::Probing probing;
+    StripeIndices::Index::ProbeState probing;
   };
 
   [[nodiscard]] KeyGroup group_at(std::size_t first, std::size_t end) const {
@@ -105,14 +105,14 @@ class StagedFind {
 
   void defer(std::size_t i) {
     Hash const hash = hash_of(keys_[i]);
-    deferred_.push_back({.i = i, .hash = hash, .probing = indices_.index_of(hash).begin_behind_first(hash)});
+    deferred_.push_back({.i = i, .hash = hash, .probing = indices_.index_of(hash).begin_at_second_bucket(hash)});
   }
 
   /// Looks into one more bucket for each deferred key.
   template <class Visit>
-  void look_on(Visit& visit) {
+  void probe_next(Visit& visit) {
     std::erase_if(deferred_, [&](Deferred& each) {
-      RowWord const word = indices_.index_of(each.hash).look_on(keys_[each.i], each.hash, each.probing);
+      RowWord const word = indices_.index_of(each.hash).probe_next(keys_[each.i], each.hash, each.probing);
       if (word == RowWord::kErased) return false;
       visit(each.i, word);
       return true;
