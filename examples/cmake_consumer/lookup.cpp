@@ -44,7 +44,7 @@ std::vector<float> train_step(embedding::ShardedTable& tables, std::uint32_t ste
   std::vector<float> const gradients(sums.size(), 1);
   std::vector<std::span<float const>> const of_tables{gradients};
   tables.return_gradients(*batch, of_tables);
-  tables.apply_gradients(*batch, {.learning_rate = 0.5, .number = step});
+  tables.apply_gradients(step, {.rate = 0.5});
   return {sums[0], sums[kDim]};
 }
 

@@ -117,7 +117,7 @@ Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch) {
 void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs const& gradients, std::uint64_t step) {
   std::vector<std::span<float const>> const views(gradients.begin(), gradients.end());
   tables.return_gradients(batch, views);
-  tables.apply_gradients(batch, {.learning_rate = 0.5, .number = step}, 0.5F);
+  tables.apply_gradients(step, {.rate = 0.5}, 2);
 }
 
 /// Runs `body` on `size` ranks, each in a thread. An exception of one fails the test.
@@ -206,6 +206,53 @@ TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
   Contents all_contents;
   for (auto& each : contents) all_contents.merge(each);
   EXPECT_EQ(all_contents, expected_contents);
+}
+
+/// Looks up two batches, returns the gradients of the first and twice those of the second, and applies them together.
+/// @returns the norm of the gradients, before they are doubled
+double train_two(ShardedTable& tables, RankBatch const& first, RankBatch const& second) {
+  tables.begin_step(1);
+  double norm = 0;
+  {
+    auto const one = tables.begin(first.features()), two = tables.begin(second.features());
+    tables.finish(*one);
+    tables.finish(*two);
+    for (auto const& [batch, own] : {std::pair(one.get(), &first), std::pair(two.get(), &second)}) {
+      std::vector<std::span<float const>> const views(own->gradients.begin(), own->gradients.end());
+      tables.return_gradients(*batch, views);
+      if (own == &second) tables.return_gradients(*batch, views);
+    }
+  }
+  norm = tables.gradient_norm();
+  tables.scale_gradients(2);
+  EXPECT_EQ(tables.gradient_norm(), 2 * norm);
+  tables.apply_gradients(1, {.rate = 0.5, .of_tables = {{kTags, 0.25}}}, 4);
+  EXPECT_EQ(tables.gradient_norm(), 0) << "none are left";
+  return norm;
+}
+
+TEST_P(ShardedTableTest, GradientsOfSeveralBatchesAreAddedAndTablesHaveTheirRates) {
+  auto const [size, dedup, optimizer] = GetParam();
+  std::mt19937 random(9);
+  std::vector<RankBatch> first, second;
+  for (int rank = 0; rank < size; ++rank) {
+    first.push_back(random_batch(random));
+    second.push_back(random_batch(random));
+  }
+  ShardedTable alone(tables_with(optimizer), make_local_exchanger());
+  double const expected_norm = train_two(alone, join(first), join(second));
+  EXPECT_GT(expected_norm, 0);
+  Contents expected, all;
+  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(expected, alone.table(merged));
+  std::vector<Contents> contents(static_cast<std::size_t>(size));
+  run_ranks(size, [&, dedup = dedup, optimizer = optimizer](int rank, std::unique_ptr<Exchanger> exchanger) {
+    auto const at = static_cast<std::size_t>(rank);
+    ShardedTable tables(tables_with(optimizer), std::move(exchanger), {.dedup = dedup});
+    EXPECT_NEAR(train_two(tables, first[at], second[at]), expected_norm, 1e-9 * expected_norm);
+    for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
+  });
+  for (auto& each : contents) all.merge(each);
+  EXPECT_EQ(all, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, ShardedTableTest,
@@ -359,6 +406,112 @@ TEST(ShardedTable, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
   });
 }
 
+/// Contents of tables on one rank after a step of SGD with these rates. The gradients are dropped first if `drops`.
+Contents contents_after_step(StepRates const& rates, bool drops = false) {
+  std::mt19937 random(2);
+  RankBatch const own = random_batch(random);
+  ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), make_local_exchanger());
+  auto const batch = tables.begin(own.features());
+  tables.finish(*batch);
+  std::vector<std::span<float const>> const views(own.gradients.begin(), own.gradients.end());
+  tables.return_gradients(*batch, views);
+  if (drops) tables.drop_gradients();
+  tables.apply_gradients(1, rates);
+  Contents contents;
+  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents, tables.table(merged));
+  return contents;
+}
+
+TEST(ShardedTable, ATableLearnsAtItsOwnRate) {
+  auto const both = contents_after_step({.rate = 0.5, .of_tables = {{kTags, 0.25}}});
+  auto const fast = contents_after_step({.rate = 0.5}), slow = contents_after_step({.rate = 0.25});
+  for (auto const& [key, values] : both) {
+    EXPECT_EQ(values, key.first == kTags ? slow.at(key) : fast.at(key)) << "table " << key.first;
+  }
+  EXPECT_NE(fast, slow);
+  EXPECT_EQ(contents_after_step({.rate = 0.5}, true), contents_after_step({.rate = 0})) << "dropped";
+}
+
+TEST(ShardedTable, AllRanksKnowHowManyKeysGotNoRow) {
+  auto options = tables_with(kernels::OptimizerKind::kSgd);
+  options[1].options.max_rows = 2;
+  for (int const size : {1, 2}) {
+    run_ranks(size, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+      ShardedTable tables(options, std::move(exchanger));
+      std::vector<std::int64_t> ids, lengths{64};
+      for (std::int64_t i = 0; i < 64; ++i) ids.push_back(64 * rank + i);
+      std::vector<Feature> const features{
+          {.name = "items", .table = kItems, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), 1}}};
+      auto const batch = tables.begin(features);
+      EXPECT_THROW(static_cast<void>(tables.num_refused(*batch, 1)), base::UsageError) << "not finished";
+      tables.finish(*batch);
+      EXPECT_EQ(tables.num_refused(*batch, 0), 0U);
+      EXPECT_EQ(tables.num_refused(*batch, 1), static_cast<std::uint64_t>(64 * size - 2 * size));
+    });
+  }
+}
+
+TEST(ShardedTable, UnknownIdsAreReadAsZerosIfWanted) {
+  auto options = tables_with(kernels::OptimizerKind::kSgd);
+  options[0].reads_unknown_as_zeros = true;
+  for (int const size : {1, 2}) {
+    run_ranks(size, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+      ShardedTable tables(options, std::move(exchanger));
+      std::vector<std::int64_t> const known{1, 2, 3}, both{1, 77, 3, 78}, of_known{3}, of_both{2, 2};
+      auto const lists = [&](std::vector<std::int64_t> const& ids, std::vector<std::int64_t> const& lengths) {
+        return std::vector<Feature>{{.name = "tags",
+                                     .table = kTags,
+                                     .pooling = Pooling::kSum,
+                                     .ids = {ids.data(), ids.size()},
+                                     .lengths = {lengths.data(), lengths.size()}}};
+      };
+      tables.finish(*tables.begin(lists(known, of_known)));
+      for (bool const keeps : {false, true}) {
+        auto const batch = tables.begin(lists(both, of_both), {.mode = LookupMode::kRead, .keeps_embeddings = keeps});
+        tables.finish(*batch);
+        auto const initial = Initializer::uniform(-1, 1, 5);
+        std::vector<float> expected(6);
+        initial.fill({.id = 1, .table = kTags}, std::span(expected).first(3));
+        initial.fill({.id = 3, .table = kTags}, std::span(expected).last(3));
+        EXPECT_EQ(expand_all(tables, *batch)[0], expected) << "rank " << rank << " of " << size;
+      }
+    });
+  }
+}
+
+TEST(ShardedTable, GradientsOfWeightsTimesWeightsAreTheLoss) {
+  std::mt19937 random(4);
+  for (int const size : {1, 2}) {
+    std::vector<RankBatch> const batches{random_batch(random), random_batch(random)};
+    run_ranks(size, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
+      auto const& own = batches[static_cast<std::size_t>(rank)];
+      ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger));
+      auto features = own.features();
+      features[2].pooling = Pooling::kMean;
+      auto const batch = tables.begin(features, {.keeps_embeddings = true});
+      tables.finish(*batch);
+      auto const outputs = expand_all(tables, *batch);
+      for (std::size_t merged = 0; merged < 2; ++merged) {
+        auto const& gradients = own.gradients[merged];
+        // The loss is the dot product of outputs and gradients, which is linear in the weights.
+        double loss = 0, sum = 0;
+        for (std::size_t i = 0; i < gradients.size(); ++i) loss += gradients[i] * outputs[merged][i];
+        std::vector<float> weights(merged == 0 ? own.users.size() : own.items.size(), 1);
+        if (merged == 0) weights.insert(weights.end(), own.tag_weights.begin(), own.tag_weights.end());
+        std::vector<float> of_weights(weights.size());
+        tables.weight_gradients(*batch, merged, gradients, of_weights);
+        for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * of_weights[i];
+        EXPECT_NEAR(sum, loss, 1e-4) << "merged table " << merged;
+        EXPECT_NE(loss, 0);
+      }
+      auto const without = tables.begin(features);
+      tables.finish(*without);
+      std::vector<float> room(own.items.size());
+      EXPECT_THROW(tables.weight_gradients(*without, 1, own.gradients[1], room), base::UsageError);
+    });
+  }
+}
+
 TEST(ShardedTable, RowsOfABatchStayWhileItExists) {
   auto options = tables_with(kernels::OptimizerKind::kSgd);
   options.resize(1);
@@ -382,10 +535,16 @@ TEST(ShardedTable, RowsOfABatchStayWhileItExists) {
   tables.begin_step(2);
   EXPECT_EQ(tables.table(0).size().rows, 6) << "those of the batch, which may still be trained";
   static_cast<void>(expand_all(tables, *batch));
+  std::vector<float> const gradients(6 * 3, 1);
+  std::vector<std::span<float const>> const of_tables{gradients};
+  tables.return_gradients(*batch, of_tables);
   batch.reset();
+  tables.begin_step(2);
+  EXPECT_EQ(tables.table(0).size().rows, 6) << "their gradients wait to be applied";
+  tables.apply_gradients(1, {.rate = 1});
   tables.begin_step(3);
   EXPECT_EQ(tables.table(0).size().rows, 2);
-  batch = tables.begin(features, LookupMode::kRead);
+  batch = tables.begin(features, {.mode = LookupMode::kRead});
   tables.finish(*batch);
   EXPECT_EQ(tables.table(0).size().rows, 2) << "reading inserts nothing";
   tables.table(0).clear();

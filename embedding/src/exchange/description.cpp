@@ -18,7 +18,7 @@ constexpr std::array<std::string_view, 5> kOptimizers{"SGD", "Adagrad", "row-wis
 std::string describe(std::span<MergedTable const> tables, Dedup dedup) {
   std::ostringstream text;
   text << "dedup " << kDedups[static_cast<std::size_t>(dedup)];
-  for (auto const& [options, numbers] : tables) {
+  for (auto const& [options, numbers, reads_unknown_as_zeros] : tables) {
     auto const& values = options.initializer.values();
     auto const& optimizer = options.optimizer;
     text << "; tables";
@@ -28,7 +28,8 @@ std::string describe(std::span<MergedTable const> tables, Dedup dedup) {
          << "(epsilon " << optimizer.epsilon << ", betas " << optimizer.beta1 << ' ' << optimizer.beta2
          << ", accumulator " << optimizer.initial_accumulator << ", weight decay " << optimizer.weight_decay
          << (optimizer.decay == kernels::WeightDecay::kL2 ? " L2" : " decoupled") << "), min_count "
-         << options.min_count << ", hot_count " << options.hot_count << ", time_to_live " << options.time_to_live;
+         << options.min_count << ", hot_count " << options.hot_count << ", time_to_live " << options.time_to_live
+         << (reads_unknown_as_zeros ? ", unknown ids read as zeros" : "");
   }
   return text.str();
 }

@@ -14,9 +14,9 @@
 //   ranks.
 //
 // Invariants: all ranks make the same exchanges in every batch, even if they have no keys.
-//   Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run.
-//   Counts are exact, with and without deduplication. Unique keys are sorted by owner, and a block to a rank has the
-//   keys of the first merged table, then those of the next.
+//   Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run
+//   (sharded_gradients.cpp). Counts are exact, with and without deduplication. Unique keys are sorted by owner, and a
+//   block to a rank has the keys of the first merged table, then those of the next.
 // Complexity: 2 all-to-alls forward (keys, embeddings) and 1 backward, for any number of features and
 //   tables. A key that is sent costs 16 bytes, and dim floats each way. With one rank that removes duplicates first,
 //   nothing is copied: embeddings are read from the rows, and gradients of bags go into the update.
@@ -28,8 +28,7 @@
 #include "headway/embedding/sharded_table.hpp"
 
 #include "exchange/description.hpp"
-#include "exchange/key_exchange.hpp"
-#include "exchange/rank_blocks.hpp"
+#include "exchange/lookup_state.hpp"
 #include "headway/base/status.hpp"
 #include "headway/embedding/routing.hpp"
 
@@ -43,119 +42,28 @@ namespace headway::embedding {
 
 namespace {
 
-/// The features of a merged table, one after the other.
-struct Inputs {
-  std::vector<std::uint64_t> ids;     ///< (K)
-  std::vector<std::uint32_t> tables;  ///< (K)
-  std::vector<std::int64_t> offsets;  ///< (bags + 1), or empty if each id is a bag.
-  std::vector<float> weights;         ///< (K), or empty if all are 1.
-  std::size_t num_bags = 0;
-
-  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables}; }
-  [[nodiscard]] Bags bags() const { return {.offsets = offsets, .weights = weights}; }
-};
-
 Inputs join(std::span<Feature const> features) {
   auto const sizes = sizes_of(features);
   Inputs inputs{.ids = std::vector<std::uint64_t>(sizes.ids),
                 .tables = std::vector<std::uint32_t>(sizes.ids),
                 .offsets = std::vector<std::int64_t>(sizes.has_bags ? sizes.bags + 1 : 0),
                 .weights = std::vector<float>(sizes.has_weights ? sizes.ids : 0),
+                .are_means = {},
                 .num_bags = sizes.bags};
   join_features(features,
                 {.ids = inputs.ids, .tables = inputs.tables, .offsets = inputs.offsets, .weights = inputs.weights});
+  if (std::ranges::any_of(features, [](Feature const& each) { return each.pooling == Pooling::kMean; })) {
+    for (auto const& each : features) {
+      inputs.are_means.insert(inputs.are_means.end(), each.num_bags(), each.pooling == Pooling::kMean);
+    }
+  }
   return inputs;
-}
-
-/// Elements of the block of each rank: `widths[merged]` for each of the keys of all merged tables, and `more`.
-/// @param counts member of a lookup with the number of keys for, or from, each rank
-template <class Lookup>
-std::vector<std::size_t> block_sizes(std::vector<Lookup> const& lookups, std::vector<std::size_t> Lookup::*counts,
-                                     std::span<std::size_t const> widths, std::size_t num_ranks, std::size_t more = 0) {
-  std::vector<std::size_t> sizes(num_ranks, more);
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      sizes[rank] += (lookups[merged].*counts)[rank] * widths[merged];
-    }
-  }
-  return sizes;
-}
-
-/// Sends rows of all merged tables in one exchange.
-/// @param rows of each merged table (keys, width), sorted by rank
-/// @param sent, received members with the number of keys for, and from, each rank
-/// @param flags sent to every rank; on return, whether any rank has set each
-/// @returns the received rows of each merged table, sorted by rank
-template <class Lookup>
-std::vector<std::vector<float>> exchange_rows(Exchanger& exchanger, std::vector<Lookup> const& lookups,
-                                              std::vector<std::vector<float>> const& rows,
-                                              std::span<std::size_t const> widths,
-                                              std::vector<std::size_t> Lookup::*sent,
-                                              std::vector<std::size_t> Lookup::*received, std::span<float> flags = {}) {
-  auto const num_ranks = static_cast<std::size_t>(exchanger.size());
-  RankBlocks<float> sends(block_sizes(lookups, sent, widths, num_ranks, flags.size()));
-  RankBlocks<float> receives(block_sizes(lookups, received, widths, num_ranks, flags.size()));
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    auto from = rows[merged].begin();
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      auto const count = static_cast<std::ptrdiff_t>((lookups[merged].*sent)[rank] * widths[merged]);
-      sends.append(rank, std::span(from, from + count));
-      from += count;
-    }
-  }
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) sends.append(rank, flags);
-  start_exchange(exchanger, sends, receives)->wait();
-  std::vector<std::vector<float>> result(lookups.size());
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      auto const block = receives.take(rank, (lookups[merged].*received)[rank] * widths[merged]);
-      result[merged].insert(result[merged].end(), block.begin(), block.end());
-    }
-  }
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    std::ranges::transform(receives.take(rank, flags.size()), flags, flags.begin(),
-                           [](float one, float other) { return std::max(one, other); });
-  }
-  return result;
 }
 
 }  // namespace
 
-/// State of a lookup in one merged table. begin() sets the first group of fields, finish() the second, and
-/// return_gradients() the last.
-struct ShardedTable::TableLookup {
-  Inputs inputs;
-  UniqueKeys unique;              ///< (U) With several ranks sorted by owner.
-  std::vector<std::size_t> sent;  ///< (ranks) Keys for each owner; they add up to U.
-
-  std::vector<std::size_t> received;  ///< (ranks) Keys from each rank; they add up to V.
-  UniqueKeys owned;                   ///< (W) Unique ones of the received keys. Empty if `unique` serves: see in_rows.
-  std::vector<RowId> rows;            ///< (W)
-  std::uint64_t generation = 0;       ///< That of the table when `rows` was found.
-  bool in_rows = false;               ///< Embeddings are read from the rows of `unique`: one rank, no copies.
-  std::vector<float> embeddings;      ///< (U, dim), unless in_rows.
-
-  bool has_gradients = false;              ///< Does any rank have gradients?
-  std::vector<float> gradients;            ///< (V, dim), unless in_rows.
-  std::span<float const> bag_gradients{};  ///< (bags, dim) if in_rows.
-
-  [[nodiscard]] UniqueKeys const& found() const { return in_rows ? unique : owned; }
-};
-
-struct ShardedTable::Batch::State {
-  LookupMode mode = LookupMode::kInsert;
-  bool has_begun_to_finish = false;  ///< An exception in finish() leaves it so: the batch cannot be finished.
-  bool is_finished = false;
-  std::vector<TableLookup> lookups;
-  std::optional<KeyExchange> keys;  ///< On their way until finish(); none with one rank.
-  std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use;
-  std::multiset<std::uint32_t>::iterator step;
-};
-
-ShardedTable::Batch::Batch() : state_(std::make_unique<State>()) {}
-ShardedTable::Batch::~Batch() {
-  if (state_->steps_in_use != nullptr) state_->steps_in_use->erase(state_->step);
-}
+ShardedTable::Batch::Batch() : state_(std::make_shared<State>()) {}
+ShardedTable::Batch::~Batch() = default;
 
 std::size_t ShardedTable::Batch::num_bags(std::size_t merged) const { return state_->lookups[merged].inputs.num_bags; }
 
@@ -164,6 +72,7 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
     : exchanger_(std::move(exchanger)),
       options_(std::move(options)),
       deduplicator_(make_cpu_deduplicator(options_.thread_pool)),
+      merged_(tables.begin(), tables.end()),
       key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
       steps_in_use_(std::make_shared<std::multiset<std::uint32_t>>()) {
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
@@ -217,7 +126,8 @@ bool ShardedTable::may_repeat() const {
   return options_.dedup == Dedup::kNone || (options_.dedup == Dedup::kFirst && exchanger_->size() > 1);
 }
 
-std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const> features, LookupMode mode) {
+std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const> features,
+                                                         BatchOptions const& options) {
   std::vector<std::vector<Feature>> by_merged(tables_.size());
   for (auto const& feature : features) {
     auto const found = merged_of_.find(feature.table);
@@ -228,7 +138,7 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
   std::unique_ptr<Batch> batch(new Batch());
   auto& state = *batch->state_;
-  state.mode = mode;
+  state.options = options;
   for (auto const& of_table : by_merged) {
     TableLookup lookup;
     lookup.inputs = join(of_table);
@@ -257,7 +167,7 @@ void ShardedTable::finish(Batch& batch) {
   base::expects(!std::exchange(state.has_begun_to_finish, true), "finish: the batch is finished, or could not be");
   take_keys(batch);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    look_up(state.lookups[merged], *tables_[merged], state.mode);
+    look_up(batch, merged);
   }
   return_embeddings(batch);
   state.is_finished = true;
@@ -283,31 +193,70 @@ void ShardedTable::take_keys(Batch& batch) {
   }
 }
 
-void ShardedTable::look_up(TableLookup& lookup, Table& table, LookupMode mode) {
+void ShardedTable::look_up(Batch& batch, std::size_t merged) {
+  auto& lookup = batch.state_->lookups[merged];
+  Table& table = *tables_[merged];
   Keys const keys = lookup.found().keys();
   lookup.rows.resize(keys.size());
-  if (mode == LookupMode::kInsert) {
-    table.find_or_insert(keys, lookup.rows, {});
+  if (batch.state_->options.mode == LookupMode::kInsert) {
+    std::vector<KeyStatus> statuses(keys.size());
+    table.find_or_insert(keys, lookup.rows, statuses);
+    lookup.num_refused = static_cast<std::uint64_t>(std::ranges::count(statuses, KeyStatus::kNoRoom));
   } else {
     table.find(keys, lookup.rows, {});
+    if (merged_[merged].reads_unknown_as_zeros) {
+      for (auto const row : lookup.rows) lookup.are_known.push_back(row == RowId::kNone ? 0 : 1);
+    }
   }
   lookup.generation = table.generation();
 }
 
+// Each embedding goes with the number of keys that this rank refused. It is exact in float32 below 2^24.
 void ShardedTable::return_embeddings(Batch& batch) {
   auto& lookups = batch.state_->lookups;
   std::vector<std::vector<float>> values(lookups.size());  // (V, dim) of each merged table
+  std::vector<float> refused, all_refused;
   for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
     auto const& lookup = lookups[merged];
-    if (lookup.in_rows) continue;
-    values[merged].resize(lookup.owned.inverse_indices.size() * widths_[merged]);
-    tables_[merged]->gather_bags(lookup.owned.keys(), lookup.rows, lookup.owned.inverse_indices, {}, values[merged]);
+    refused.push_back(static_cast<float>(lookup.num_refused));
+    if (lookup.in_rows && !batch.state_->options.keeps_embeddings) continue;
+    auto const& found = lookup.found();
+    auto const weights = lookup.known_weights();
+    if (lookup.in_rows) {
+      values[merged].resize(found.size() * widths_[merged]);
+      tables_[merged]->gather(found.keys(), lookup.rows, values[merged]);
+      for (std::size_t i = 0; i < lookup.are_known.size() * widths_[merged]; ++i) {
+        values[merged][i] *= lookup.are_known[i / widths_[merged]];
+      }
+    } else {
+      values[merged].resize(found.inverse_indices.size() * widths_[merged]);
+      tables_[merged]->gather_bags(found.keys(), lookup.rows, found.inverse_indices, {.weights = weights},
+                                   values[merged]);
+    }
   }
   if (exchanger_->size() > 1) {
-    values = exchange_rows(*exchanger_, lookups, values, widths_, &TableLookup::received, &TableLookup::sent);
+    values = exchange_rows(*exchanger_, lookups, values, widths_, &TableLookup::received, &TableLookup::sent, refused,
+                           all_refused);
+    for (auto& lookup : lookups) lookup.num_refused = 0;
+    for (std::size_t i = 0; i < all_refused.size(); ++i) {
+      lookups[i % lookups.size()].num_refused += static_cast<std::uint64_t>(all_refused[i]);
+    }
   }
   for (std::size_t merged = 0; merged < lookups.size(); ++merged)
     lookups[merged].embeddings = std::move(values[merged]);
+}
+
+std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) const {
+  base::expects(batch.state_->is_finished, "num_refused: the batch is not finished");
+  return batch.state_->lookups[merged].num_refused;
+}
+
+std::span<RowId const> ShardedTable::present_rows(TableLookup const& lookup, std::size_t merged,
+                                                  std::vector<RowId>& present) const {
+  if (lookup.generation == tables_[merged]->generation()) return lookup.rows;
+  present.resize(lookup.rows.size());  // Rows of other keys, or of these, were removed or moved.
+  tables_[merged]->find(lookup.found().keys(), present, {});
+  return present;
 }
 
 void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<float> out) {
@@ -317,78 +266,16 @@ void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<floa
   if (!lookup.in_rows) {
     return deduplicator_->expand(lookup.unique, lookup.inputs.bags(), lookup.embeddings, out);
   }
-  std::span<RowId const> rows = lookup.rows;
   std::vector<RowId> present;
-  if (lookup.generation != tables_[merged]->generation()) {  // Rows of other keys, or of these, were removed or moved.
-    present.resize(rows.size());
-    tables_[merged]->find(lookup.unique.keys(), present, {});
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      base::expects(present[i] != RowId::kNone || rows[i] == RowId::kNone,
-                    "expand: rows of the batch were removed after finish()");
-    }
-    rows = present;
+  auto const rows = present_rows(lookup, merged, present);
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    base::expects(present[i] != RowId::kNone || lookup.rows[i] == RowId::kNone,
+                  "expand: rows of the batch were removed after finish()");
   }
-  tables_[merged]->gather_bags(lookup.unique.keys(), rows, lookup.unique.inverse_indices, lookup.inputs.bags(), out);
-}
-
-void ShardedTable::return_gradients(Batch& batch, std::span<std::span<float const> const> gradients) {
-  auto& state = *batch.state_;
-  base::expects(state.is_finished, "return_gradients: the batch is not finished");
-  base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
-  auto& lookups = state.lookups;
-  std::vector<float> have_any(lookups.size());           // Flags: has this rank, then any, gradients for the table?
-  std::vector<std::vector<float>> sums(lookups.size());  // (U, dim) of each merged table
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    auto& lookup = lookups[merged];
-    auto const values = gradients[merged];
-    base::expects(values.empty() || values.size() == lookup.inputs.num_bags * widths_[merged],
-                  "return_gradients: one gradient for each bag of a merged table");
-    have_any[merged] = values.empty() ? 0 : 1;
-    lookup.bag_gradients = values;
-    if (lookup.in_rows) continue;
-    sums[merged].resize(lookup.unique.size() * widths_[merged]);
-    if (!values.empty()) deduplicator_->reduce(lookup.unique, lookup.inputs.bags(), values, sums[merged]);
-  }
-  if (exchanger_->size() > 1) {
-    sums = exchange_rows(*exchanger_, lookups, sums, widths_, &TableLookup::sent, &TableLookup::received, have_any);
-  }
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    lookups[merged].gradients = std::move(sums[merged]);
-    lookups[merged].has_gradients = have_any[merged] != 0;
-  }
-}
-
-void ShardedTable::apply_gradients(Batch& batch, kernels::OptimizerStep const& step, float scale) {
-  auto& lookups = batch.state_->lookups;
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    if (std::exchange(lookups[merged].has_gradients, false)) update(lookups[merged], *tables_[merged], step, scale);
-  }
-}
-
-void ShardedTable::update(TableLookup& lookup, Table& table, kernels::OptimizerStep const& step, float scale) {
-  auto const& found = lookup.found();
-  if (may_repeat()) {  // A row takes one gradient in a step.
-    UniqueKeys const once = deduplicator_->deduplicate(found.keys());
-    std::vector<float> sums(once.size() * table.dim());
-    std::vector<float> const scales(scale == 1 ? 0 : found.size(), scale);
-    deduplicator_->reduce(once, {.weights = scales}, lookup.gradients, sums);
-    std::vector<RowId> rows(once.size());
-    table.find(once.keys(), rows, {});
-    return table.update(once.keys(), rows, sums, step);
-  }
-  if (lookup.generation != table.generation()) {
-    table.find(found.keys(), lookup.rows, {});
-    lookup.generation = table.generation();
-  }
-  Bags bags = lookup.in_rows ? lookup.inputs.bags() : Bags{};
-  std::vector<float> weights;
-  if (scale != 1) {
-    weights.assign(found.inverse_indices.size(), scale);
-    for (std::size_t i = 0; i < bags.weights.size(); ++i) weights[i] *= bags.weights[i];
-    bags.weights = weights;
-  }
-  table.update_bags(found.keys(), lookup.rows, found.csr(), bags,
-                    lookup.in_rows ? lookup.bag_gradients : std::span<float const>(lookup.gradients), step);
+  Bags bags = lookup.inputs.bags();
+  auto const weights = lookup.known_weights(bags.weights);
+  if (!weights.empty()) bags.weights = weights;
+  tables_[merged]->gather_bags(lookup.unique.keys(), rows, lookup.unique.inverse_indices, bags, out);
 }
 
 }  // namespace headway::embedding

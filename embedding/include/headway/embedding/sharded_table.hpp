@@ -27,6 +27,8 @@ enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
 struct MergedTable {
   TableOptions options;               ///< Sizes count rows of this rank.
   std::vector<std::uint32_t> tables;  ///< Numbers that features name (Feature::table).
+  /// LookupMode::kRead gives zeros for ids without a row, instead of the embedding that an insertion would store.
+  bool reads_unknown_as_zeros = false;
 };
 
 struct ShardedTableOptions {
@@ -37,6 +39,22 @@ struct ShardedTableOptions {
 
 /// Does a lookup count its keys and give rows to absent ones, or only read?
 enum class LookupMode : std::uint8_t { kInsert, kRead };
+
+struct BatchOptions {
+  LookupMode mode = LookupMode::kInsert;
+  bool keeps_embeddings = false;  ///< For weight_gradients(): a copy of the embeddings where none is needed otherwise.
+};
+
+/// Learning rates of one step: `rate` for all tables but those in `of_tables`, by number.
+struct StepRates {
+  double rate = 0;
+  std::map<std::uint32_t, double> of_tables{};
+
+  [[nodiscard]] double of(std::uint32_t table) const {
+    auto const found = of_tables.find(table);
+    return found == of_tables.end() ? rate : found->second;
+  }
+};
 
 /// Dynamic embedding tables in host memory whose rows are spread over ranks, and lookups in them. sharded_table.cpp
 /// explains the steps.
@@ -67,7 +85,7 @@ class ShardedTable {
   /// Starts a lookup: joins features, removes duplicates, sorts keys by owner and starts to send them. Does not wait.
   /// The features may be freed afterwards.
   /// @throws base::UsageError if lengths do not add up to the ids, or a feature names a table that is not there
-  [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, LookupMode mode = LookupMode::kInsert);
+  [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, BatchOptions const& options = {});
   /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings. After an exception the batch cannot
   /// be used.
   /// @throws base::OperationError if a rank is lost
@@ -77,16 +95,39 @@ class ShardedTable {
   /// @param out (bags of the merged table, dim)
   /// @throws base::UsageError if the batch is not finished, or its rows were removed meanwhile
   void expand(Batch const& batch, std::size_t merged, std::span<float> out);
-  /// Sends gradients to the owners of the keys, which add them in the order of ranks.
+  /// Keys of a merged table that got no row on any rank, since their owner's part is full. Counted in finish() with
+  /// LookupMode::kInsert; the same on all ranks.
+  [[nodiscard]] std::uint64_t num_refused(Batch const& batch, std::size_t merged) const;
+
+  /// Sends gradients to the owners of the keys, which add them in the order of ranks. They are kept until
+  /// apply_gradients() or drop_gradients(); so are the rows of the batch, also after the batch is destroyed. A batch
+  /// may return gradients several times, and several batches may do so before they are applied: their gradients are
+  /// added.
   /// @param gradients for each merged table (bags, dim) in the order of expand(), or empty if this rank has none; must
-  ///   not change before apply_gradients()
+  ///   not change before they are applied or dropped
   void return_gradients(Batch& batch, std::span<std::span<float const> const> gradients);
-  /// Updates the rows of the keys that this rank owns. Tables for which no rank has a gradient do not change.
-  /// @param scale factor of the gradients, for example 1 / ranks
-  void apply_gradients(Batch& batch, kernels::OptimizerStep const& step, float scale = 1);
+  /// The gradient of the weight of each id of a merged table: the dot product of its embedding and the gradient of its
+  /// list, which for kMean is divided by the number of ids.
+  /// @param batch begun with BatchOptions::keeps_embeddings; its embeddings are those of finish(), whatever was trained
+  /// @param gradients (bags, dim) in the order of expand()
+  /// @param out (ids of all features of the merged table)
+  void weight_gradients(Batch const& batch, std::size_t merged, std::span<float const> gradients, std::span<float> out);
+  /// Updates the rows of the keys that this rank owns by the gradients returned since the last call. Tables for which
+  /// no rank has a gradient do not change.
+  /// @param number of the step, from 1; used by the bias correction of Adam
+  /// @param divisor of the gradients, for example the number of ranks
+  void apply_gradients(std::uint64_t number, StepRates const& rates, float divisor = 1);
+  void drop_gradients();
+  /// Multiplies the gradients that would be applied. All ranks pass the same factor.
+  void scale_gradients(float factor);
+  /// L2 norm of the gradients that would be applied, over all tables and ranks, before their division. All ranks call
+  /// it.
+  [[nodiscard]] double gradient_norm();
 
  private:
   struct TableLookup;
+  struct TableGradient;
+  struct Gradients;
 
   void expect_agreement(std::span<MergedTable const> tables);
   /// The keys without duplicates if `stage` (kFirst or kSecond) removes them.
@@ -94,13 +135,26 @@ class ShardedTable {
   /// May an owner have a key twice in one batch?
   [[nodiscard]] bool may_repeat() const;
   void take_keys(Batch& batch);
-  static void look_up(TableLookup& lookup, Table& table, LookupMode mode);
+  void look_up(Batch& batch, std::size_t merged);
   void return_embeddings(Batch& batch);
-  void update(TableLookup& lookup, Table& table, kernels::OptimizerStep const& step, float scale);
+  /// Rows of the batch's unique keys in the table as it is now. @param present memory for them, if they are found anew
+  [[nodiscard]] std::span<RowId const> present_rows(TableLookup const& lookup, std::size_t merged,
+                                                    std::vector<RowId>& present) const;
+  void update(std::size_t merged, std::span<TableGradient* const> gradients, std::uint64_t number,
+              StepRates const& rates, float divisor);
+  void update_by_table(std::size_t merged, Keys const& keys, std::span<RowId const> rows,
+                       std::span<float const> gradients, std::uint64_t number, StepRates const& rates);
+  /// (W, dim) The sum of the gradients of each key. The first call adds them.
+  std::span<float const> sums_of(TableGradient& gradient, std::size_t merged);
+  /// The pending gradients of a merged table.
+  [[nodiscard]] std::vector<TableGradient*> pending(std::size_t merged);
+  /// The sums of several gradients of a merged table, in which each key occurs once.
+  [[nodiscard]] UniqueKeys add(std::span<TableGradient* const> gradients, std::size_t merged, std::vector<float>& sums);
 
   std::unique_ptr<Exchanger> exchanger_;
   ShardedTableOptions options_;
   std::unique_ptr<Deduplicator> deduplicator_;
+  std::vector<MergedTable> merged_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<std::size_t> widths_;                 ///< Dim of each merged table.
   std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each number.
@@ -108,6 +162,7 @@ class ShardedTable {
   std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;
   std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use_;  ///< Steps of the batches that exist.
+  std::vector<std::unique_ptr<Gradients>> pending_;             ///< In the order of return_gradients().
 };
 
 /// See ShardedTable::begin().
@@ -125,7 +180,7 @@ class ShardedTable::Batch {
   Batch();
 
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  ///< Shared with the gradients of the batch.
 };
 
 }  // namespace headway::embedding
