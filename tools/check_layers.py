@@ -105,7 +105,7 @@ _FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cpu/deduplication", "cuda/deduplication"),
         ("cpu/table", "cuda/table"),
         ("cuda",),
-        ("exchange",),
+        ("checkpoint", "exchange"),
     ),
     "c10d_backend": (
         (".",), ("runtime",), ("tensors",), ("group",), ("work",), ("reduction",), ("backend",), ("python",),

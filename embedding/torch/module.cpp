@@ -8,6 +8,7 @@
 #include "devices.hpp"
 #include "feature_joiner.hpp"
 #include "headway/base/thread_pool.hpp"
+#include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
@@ -17,8 +18,10 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
+#include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 
 namespace py = pybind11;
 
@@ -210,6 +213,73 @@ void define_table(py::module_& module) {
       .def("evict_beyond_limit", of_table(&Table::evict_beyond_limit), WithoutGil());
 }
 
+// Files of records
+
+/// Blocks and sources as tuples, in the order of the fields of RecordBlock, and a path with widths around it.
+using BlockTuple =
+    std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, bool, std::uint64_t, std::uint32_t, std::uint32_t>;
+using SourceTuple = std::tuple<std::string, BlockTuple, std::size_t, std::size_t>;  ///< Path, block, dim, state_size.
+/// Table, numbers of the tables whose records it takes, and the initial state.
+using TargetTuple = std::tuple<TensorTable*, std::vector<std::uint32_t>, std::optional<float>>;
+
+std::vector<BlockTuple> finish(RecordFileWriter& writer) {
+  std::vector<BlockTuple> result;
+  for (auto const& block : writer.finish()) {
+    result.emplace_back(block.offset, block.num_bytes, block.crc32, block.are_pending, block.num_keys,
+                        block.first_bucket, block.end_bucket);
+  }
+  return result;
+}
+
+RecordSource source_of(SourceTuple const& tuple) {
+  auto const& [path, block, dim, state_size] = tuple;
+  auto const& [offset, num_bytes, crc32, are_pending, num_keys, first_bucket, end_bucket] = block;
+  return {.path = path,
+          .block = {.offset = offset,
+                    .num_bytes = num_bytes,
+                    .crc32 = crc32,
+                    .are_pending = are_pending,
+                    .num_keys = num_keys,
+                    .first_bucket = first_bucket,
+                    .end_bucket = end_bucket},
+          .dim = dim,
+          .state_size = state_size};
+}
+
+/// Calls `load` inside a change of each table.
+void load_into(std::span<TargetTuple const> tuples, std::vector<RecordTarget>& targets,
+               std::function<void()> const& load) {
+  if (tuples.empty()) return load();
+  auto const& [table, numbers, initial_state] = tuples.front();
+  table->change([&](Table& changed) {
+    targets.push_back({.table = &changed, .numbers = numbers, .initial_state = initial_state});
+    load_into(tuples.subspan(1), targets, load);
+  });
+}
+
+void define_record_files(py::module_& module) {
+  py::class_<RecordFileWriter>(module, "RecordFileWriter")
+      .def(py::init<std::string, std::size_t>(), py::arg("path"), py::kw_only(), py::arg("records_per_block"))
+      .def(
+          "write",
+          [](RecordFileWriter& writer, TensorTable const& table, bool pending, std::uint32_t first_bucket,
+             std::uint32_t end_bucket) { writer.write(table.table(), pending, first_bucket, end_bucket); },
+          WithoutGil(), py::arg("table"), py::kw_only(), py::arg("pending"), py::arg("first_bucket"),
+          py::arg("end_bucket"))
+      .def_property_readonly("num_blocks", &RecordFileWriter::num_blocks)
+      .def("finish", &finish, WithoutGil());
+  module.def(
+      "load_records",
+      [](std::vector<SourceTuple> const& sources, std::vector<TargetTuple> const& targets, std::uint32_t rank,
+         std::uint32_t num_ranks) {
+        std::vector<RecordSource> all;
+        for (auto const& source : sources) all.push_back(source_of(source));
+        std::vector<RecordTarget> of_ranks;
+        load_into(targets, of_ranks, [&] { load_records(all, of_ranks, rank, num_ranks); });
+      },
+      WithoutGil(), py::arg("sources"), py::arg("targets"), py::kw_only(), py::arg("rank"), py::arg("num_ranks"));
+}
+
 // Deduplication and routing
 
 std::unique_ptr<TensorDeduplicator> make_deduplicator(at::Device device, PythonThreadPool const& thread_pool = {}) {
@@ -333,6 +403,7 @@ PYBIND11_MODULE(_embedding, module) {
       .value("PENDING", KeyStatus::kPending)
       .value("NO_ROOM", KeyStatus::kNoRoom);
   define_table(module);
+  define_record_files(module);
   define_deduplicator(module);
   define_features(module);
 }

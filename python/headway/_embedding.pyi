@@ -145,6 +145,31 @@ class Table:
     def import_pending(self, keys: Keys, /) -> None: ...
     def evict_beyond_limit(self) -> int: ...
 
+# Fields of a block: offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket.
+_Block = tuple[int, int, int, bool, int, int, int]
+
+class RecordFileWriter:
+    """Writes records of tables into a new file. An error of the system is a RuntimeError that names the file."""
+
+    def __init__(self, path: str, *, records_per_block: int) -> None: ...
+    # Writes keys of virtual buckets [first_bucket, end_bucket): with rows, or pending ones. Reads the table meanwhile.
+    def write(self, table: Table, *, pending: bool, first_bucket: int, end_bucket: int) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    # Waits until all is on disk. Returns the blocks, in the order of writing.
+    def finish(self) -> list[_Block]: ...
+
+# Imports the records that `rank` owns. Sources: path, block, dim, state_size. Targets: table, the numbers of the tables
+# whose records it takes, and the optimizer state of its rows (None: that of the records).
+# RuntimeError: a file cannot be read, is truncated or altered. ValueError: widths do not fit.
+def load_records(
+    sources: Sequence[tuple[str, _Block, int, int]],
+    targets: Sequence[tuple[Table, Sequence[int], float | None]],
+    *,
+    rank: int,
+    num_ranks: int,
+) -> None: ...
+
 class UniqueKeys:
     """The distinct keys of a batch.
 

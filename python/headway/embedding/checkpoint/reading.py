@@ -3,24 +3,17 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from headway import _embedding
-from headway._embedding import Keys, Table
-from headway.embedding.checkpoint.background import in_background
+from headway._embedding import Table
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
 from headway.embedding.config import NoOptimizer, initial_state_of
-from headway.embedding.keys import owned_by, select_keys
-from headway.embedding.merging import MergedTable, keep_within_limit, merged_table_indices, table_ids_of
+from headway.embedding.merging import MergedTable, keep_within_limit, table_id_of
 
 
 def load(
@@ -87,27 +80,29 @@ def _read_all(
     embeddings_only: bool = False,
 ) -> None:
     _expect_fitting(folder, manifest, merged_tables, tables, strict=strict, embeddings_only=embeddings_only)
-    index_of = merged_table_indices(merged_tables)
-    first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
-    same_routing = manifest.routing_version == _embedding.ROUTING_VERSION
-    wanted = [
-        block for block in manifest.blocks
-        if not same_routing or (block.first_bucket < end and block.end_bucket > first)
-    ]  # fmt: skip
-
-    def read(block: Block) -> _Records:
-        records = _read_block(folder, block, manifest.groups[block.group])
-        return records.take(owned_by(records.keys, rank, num_ranks)) if num_ranks > 1 else records
-
-    # Pending keys are imported after all rows, because a key with a row is never pending.
-    wanted.sort(key=lambda block: block.pending)
-    with ThreadPoolExecutor(1) as reader:
-        for block, records in zip(wanted, in_background(reader, read, wanted), strict=True):
-            for index, of_table in _by_merged_table(records, manifest.groups[block.group]["tables"], index_of):
-                initial_state = initial_state_of(merged_tables[index].config.optimizer) if embeddings_only else None
-                _import(of_table, tables[index], initial_state, pending=block.pending)
+    sources, targets = [], []
+    for block in _blocks_of_rank(manifest, rank, num_ranks):
+        group = manifest.groups[block.group]
+        fields = (block.offset, block.num_bytes, block.crc32, block.pending, block.num_keys)
+        fields_and_buckets = (*fields, block.first_bucket, block.end_bucket)
+        sources.append((str(folder / block.file), fields_and_buckets, group["dim"], group["state_size"]))
+    for merged, table in zip(merged_tables, tables, strict=True):
+        initial_state = initial_state_of(merged.config.optimizer) if embeddings_only else None
+        targets.append((table, [table_id_of(each.name) for each in merged.tables], initial_state))
+    try:
+        _embedding.load_records(sources, targets, rank=rank, num_ranks=num_ranks)
+    except RuntimeError as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
     for merged, table in zip(merged_tables, tables, strict=True):
         keep_within_limit([each.name for each in merged.tables], table)
+
+
+def _blocks_of_rank(manifest: Manifest, rank: int, num_ranks: int) -> list[Block]:
+    """Returns the blocks that have records of this rank, and maybe of others."""
+    if manifest.routing_version != _embedding.ROUTING_VERSION:
+        return manifest.blocks
+    first, end = (_embedding.first_bucket_of(each, num_ranks) for each in (rank, rank + 1))
+    return [block for block in manifest.blocks if block.first_bucket < end and block.end_bucket > first]
 
 
 def _expect_fitting(
@@ -139,77 +134,3 @@ def _expect_fitting(
                     f"table {name} of the checkpoint {folder} has {what} {saved[name][what]}, not "
                     f"{wanted[name][what]}{advice}"
                 )
-
-
-@dataclass(frozen=True)
-class _Records:
-    """Keys of a block with their columns."""
-
-    keys: Keys
-    columns: tuple[torch.Tensor, ...]  #: counts_K; for keys with rows also steps_K, embeddings_KD, states_KS.
-
-    def take(self, chosen: torch.Tensor) -> _Records:
-        return _Records(select_keys(self.keys, chosen), tuple(column[chosen] for column in self.columns))
-
-
-def _read_block(folder: Path, block: Block, group: dict[str, Any]) -> _Records:
-    path = folder / block.file
-    try:
-        with path.open("rb") as file:
-            file.seek(block.offset)
-            data = bytearray(file.read(block.num_bytes))
-    except OSError as error:
-        raise CheckpointError(f"{path} of the checkpoint cannot be read: {error}") from error
-    if len(data) != block.num_bytes:
-        raise CheckpointError(f"{path} is truncated: {len(data)} of {block.num_bytes} bytes at {block.offset}")
-    if zlib.crc32(data) != block.crc32:
-        raise CheckpointError(f"{path} was altered: the checksum of {block.num_bytes} bytes at {block.offset} is wrong")
-    widths = [(torch.int64, None), (torch.int32, None), (torch.int32, None)]
-    if not block.pending:
-        widths += [(torch.int32, None), (torch.float32, group["dim"]), (torch.float32, group["state_size"])]
-    columns, at = [], 0
-    for dtype, width in widths:
-        shape = (block.num_keys,) if width is None else (block.num_keys, width)
-        count = block.num_keys * (1 if width is None else width)
-        column = torch.frombuffer(data, dtype=dtype, count=count, offset=at) if count else torch.empty(0, dtype=dtype)
-        columns.append(column.view(shape))
-        at += count * dtype.itemsize
-    return _Records(Keys(columns[0], columns[1], counts=columns[2]), tuple(columns[2:]))
-
-
-def _by_merged_table(
-    records: _Records, saved: Sequence[str], index_of: Mapping[str, int]
-) -> Iterator[tuple[int, _Records]]:
-    """Splits the records of a saved merged table by the merged table that each belongs to now.
-
-    Args:
-        records: records of one block.
-        saved: names of the tables that were merged when the block was written.
-        index_of: index of the present merged table by table name. Records of tables that are not in it are dropped.
-    Yields:
-        index of the present merged table, and its records.
-    """
-    names_of: dict[int | None, list[str]] = {}
-    for name in saved:
-        names_of.setdefault(index_of.get(name), []).append(name)
-    for index, names in names_of.items():
-        if index is None:
-            continue
-        if len(names_of) == 1:
-            yield index, records
-            continue
-        assert records.keys.tables is not None, "records have tables"
-        chosen = torch.isin(records.keys.tables, table_ids_of(names))
-        yield index, records.take(chosen.nonzero().view(-1))
-
-
-def _import(records: _Records, table: Table, initial_state: float | None, *, pending: bool) -> None:
-    if pending:
-        table.import_pending(records.keys)
-        return
-    counts, steps, embeddings, states = records.columns
-    if initial_state is None:
-        states = states[:, : table.state_size].contiguous()  # A table without an optimizer has state_size 0.
-    else:
-        states = torch.full((len(records.keys), table.state_size), initial_state)
-    table.import_records(records.keys, (counts, steps, embeddings, states))

@@ -8,29 +8,20 @@ import fcntl
 import os
 import re
 import uuid
-import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from io import FileIO
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from headway import _embedding
-from headway._embedding import Keys, Table
-from headway.embedding.checkpoint.background import in_background
+from headway._embedding import RecordFileWriter, Table
 from headway.embedding.checkpoint.manifest import MANIFEST_NAME, Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.rank_values import common, gather
-from headway.embedding.keys import select_keys
 from headway.embedding.merging import MergedTable
 
 _LOCK = ".lock"
 _FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
-_SYNC_BYTES = 1 << 28  # Bytes between two calls of fdatasync().
 _SLICES = 8  # Bucket ranges of a table, unless it is small.
 _RECORDS_AT_ONCE = 1 << 23  # Keys of a bucket range, on average at most. Each range costs a scan of the whole table.
 
@@ -160,80 +151,34 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
-    """Writes this rank's file. This thread exports blocks while a background thread writes them."""
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
-        blocks = list(in_background(writer, partial(_write_block, file), _contents_of(tables)))
-        os.fsync(file.fileno())
-    return blocks
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """A block before it is written; the fields are those of ``Block``."""
-
-    group: int
-    pending: bool
-    num_keys: int
-    buckets: tuple[int, int]  #: The first bucket, and the one after the last.
-    columns: list[memoryview]  #: The bytes of each column; views that keep the tensors alive.
-
-
-def _contents_of(tables: Sequence[Table]) -> Iterator[_Contents]:
+    """Writes this rank's file. A block is written while the next one is exported."""
+    writer = RecordFileWriter(str(path), records_per_block=_BLOCK_RECORDS)
+    groups: list[int] = []  # The merged table of each block.
     for group, table in enumerate(tables):
         for pending in (False, True):
-            for keys, buckets in _slices(table, pending=pending):
-                columns = [_bytes_of(each) for each in _columns_of(table, keys, pending=pending)]
-                yield _Contents(group, pending, len(keys), buckets, columns)
+            for buckets in _slices(table, pending=pending):
+                _write_slice(writer, table, buckets, pending=pending)
+        groups += [group] * (writer.num_blocks - len(groups))
+    return [
+        Block(path.name, offset, num_bytes, crc32, group, pending, num_keys, first_bucket, end_bucket)
+        for group, (offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket) in zip(
+            groups, writer.finish(), strict=True
+        )
+    ]
 
 
-def _write_block(file: FileIO, contents: _Contents) -> Block:
-    offset, crc32 = file.tell(), 0
-    for column in contents.columns:
-        crc32 = zlib.crc32(column, crc32)
-        rest = column
-        while rest:
-            rest = rest[file.write(rest) :]
-    if offset // _SYNC_BYTES != file.tell() // _SYNC_BYTES:
-        os.fdatasync(file.fileno())  # The disk writes while this rank exports the next blocks.
-    name = Path(str(file.name)).name
-    return Block(
-        name,
-        offset,
-        file.tell() - offset,
-        crc32,
-        contents.group,
-        contents.pending,
-        contents.num_keys,
-        *contents.buckets,
-    )
+def _write_slice(writer: RecordFileWriter, table: Table, buckets: tuple[int, int], *, pending: bool) -> None:
+    first_bucket, end_bucket = buckets
+    writer.write(table, pending=pending, first_bucket=first_bucket, end_bucket=end_bucket)
 
 
-def _slices(table: Table, *, pending: bool) -> Iterator[tuple[Keys, tuple[int, int]]]:
-    """Yields the keys of a table block by block, with their bucket range (first, end)."""
+def _slices(table: Table, *, pending: bool) -> Iterator[tuple[int, int]]:
+    """Yields ranges of buckets, (first, end), whose keys are listed at once."""
     num_keys = table.size()["pending" if pending else "rows"]
-    # Smaller tables also have several ranges: the keys of one range are listed while another is written.
     num_slices = max(num_keys // _RECORDS_AT_ONCE + 1, min(_SLICES, num_keys // (2 * _BLOCK_RECORDS)))
     width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // num_slices)
     for first in range(0, _embedding.NUM_VIRTUAL_BUCKETS, width):
-        end = min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
-        keys = table.list_pending(first, end) if pending else table.list(first, end)
-        buckets = _embedding.buckets_of(keys)
-        for begin in range(0, len(keys), _BLOCK_RECORDS):
-            selection = slice(begin, begin + _BLOCK_RECORDS)
-            yield select_keys(keys, selection), (int(buckets[selection][0]), int(buckets[selection][-1]) + 1)
-
-
-def _columns_of(table: Table, keys: Keys, *, pending: bool) -> tuple[torch.Tensor, ...]:
-    assert keys.tables is not None, "listed keys have tables"
-    if pending:
-        assert keys.counts is not None, "keys that wait have counts"
-        return keys.ids, keys.tables, keys.counts
-    return keys.ids, keys.tables, *table.export_records(keys)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    # memoryview.cast() refuses shapes with a dimension of size 0.
-    return memoryview(tensor.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]
+        yield first, min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
 
 
 def _publish(folder: Path, manifest: Manifest) -> str | None:

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/file_descriptor.hpp"
+#include "headway/embedding/table.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace headway::embedding {
+
+/// Records in a file: where they are, and the keys that they have. A checkpoint's manifest lists the blocks of its
+/// files.
+struct RecordBlock {
+  std::uint64_t offset = 0;  ///< In bytes, from the begin of the file.
+  std::uint64_t num_bytes = 0;
+  std::uint32_t crc32 = 0;   ///< CRC-32 of all bytes (base::crc32).
+  bool are_pending = false;  ///< Keys that wait for a row, with their counts. False: keys with their rows.
+  std::uint64_t num_keys = 0;
+  std::uint32_t first_bucket = 0,
+                end_bucket = 0;  ///< Virtual buckets of the keys: the first, and the one after the last.
+};
+
+/// Writes the records of tables into a new file, block by block. record_file.cpp has the format. One thread uses it.
+class RecordFileWriter {
+ public:
+  /// Creates the file, or empties it.
+  /// @throws base::SystemError if it cannot be created
+  explicit RecordFileWriter(std::string path, std::size_t records_per_block = 1 << 16);
+  RecordFileWriter(RecordFileWriter const&) = delete;
+  RecordFileWriter& operator=(RecordFileWriter const&) = delete;
+  ~RecordFileWriter();
+
+  /// Writes the keys in virtual buckets [first_bucket, end_bucket): those with a row, or those that wait for one. Reads
+  /// the table during the call; the last block may still be written after it.
+  /// @throws base::SystemError if an earlier block could not be written
+  void write(Table const& table, bool are_pending, std::uint32_t first_bucket, std::uint32_t end_bucket);
+  /// Waits until all is on disk. Nothing can be written afterwards.
+  /// @returns the blocks, in the order of writing
+  /// @throws base::SystemError if a block could not be written
+  std::vector<RecordBlock> finish();
+  /// Blocks so far.
+  [[nodiscard]] std::size_t num_blocks() const { return blocks_.size(); }
+
+ private:
+  void write_in_background(Records records, bool are_pending);
+  void wait_for_last();
+
+  std::string path_;
+  std::size_t records_per_block_;
+  base::FileDescriptor file_;
+  std::uint64_t size_ = 0;  ///< Bytes written or being written.
+  std::vector<RecordBlock> blocks_;
+  std::future<std::uint32_t> last_;  ///< CRC-32 of the last block, once it is written.
+};
+
+/// A block to be read.
+struct RecordSource {
+  std::string path;
+  RecordBlock block;
+  std::size_t dim = 0, state_size = 0;  ///< Columns of embeddings and optimizer states in the file.
+};
+
+/// A table that takes records.
+struct RecordTarget {
+  Table* table = nullptr;
+  std::vector<std::uint32_t> numbers;  ///< Records of these tables are for it.
+  /// Optimizer state of the rows, whatever the records say. None: that of the records, of which a table with less state
+  /// takes the first columns.
+  std::optional<float> initial_state{};
+};
+
+/// Reads a block.
+/// @throws base::SystemError if the file cannot be read; std::runtime_error if it is truncated or altered
+[[nodiscard]] Records read_records(RecordSource const& source);
+
+/// Imports the records of a rank: of all keys in the blocks, those that it owns, each into the target that has its
+/// table. Records of other tables are dropped. Rows come before keys that wait for one, since a key with a row never
+/// waits. Reads one block while it imports another.
+/// @throws as read_records(); base::UsageError if embeddings of a block are of another width than those of a target, or
+///   states are narrower. Records of blocks before the bad one are imported.
+void load_records(std::span<RecordSource const> sources, std::span<RecordTarget const> targets, std::uint32_t rank,
+                  std::uint32_t num_ranks);
+
+}  // namespace headway::embedding
