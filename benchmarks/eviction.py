@@ -4,7 +4,11 @@
 The table is filled to ``low_water``. Then every step looks up new ids and some of the last 32 x keys ids, trains them,
 and evicts when there are too many rows. Steps are timed from the first eviction on. On a GPU each step is waited for,
 or the host is up to ``--ahead`` steps ahead of the device and events time the steps. The steps are the same in every
-round, and a step's time is its least over the rounds: a step that another program interrupted does not count as long.
+round. Two ratios answer the question:
+    of a round      the longest step of a round over its median step; the median over the rounds. It has everything that
+                    happened, interruptions by other programs too.
+    of least times  a step's time is its least over the rounds. A step that was interrupted in one round does not count,
+                    but a phase in which the host was faster makes the steps of other phases look long.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import gc
 import itertools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -154,12 +159,14 @@ def _measure_point(options: argparse.Namespace, policy: str, new: float) -> Poin
     durations_s = np.min([durations_s for durations_s, _ in rounds], axis=0)
     p5_s, median_s, p95_s, p99_s = np.quantile(durations_s, (0.05, 0.5, 0.95, 0.99)).tolist()
     longest_s = float(durations_s.max())
+    of_rounds = sorted(max(each) / statistics.median(each) for each, _ in rounds)
     return Point(
         name="eviction", params={**{name: getattr(options, name) for name in _PARAMS}, "policy": policy, "new": new},
         system="headway", median_s=median_s, p5_s=p5_s, p95_s=p95_s, samples=len(durations_s),
         rate=options.keys / median_s, unit="ids/s",
         extra={
             "p99_s": p99_s, "longest_s": longest_s, "longest_over_median": longest_s / median_s, "evicted": evicted,
+            "longest_over_median_of_rounds": of_rounds,
             "rounds": options.rounds, "longest_of_all_rounds_s": max(max(durations_s) for durations_s, _ in rounds),
         },
     )  # fmt: skip
@@ -191,11 +198,18 @@ def format_points(points: Sequence[Point]) -> str:
             format_time(point.extra["p99_s"]),
             format_time(point.extra["longest_s"]),
             f"{point.extra['longest_over_median']:.2f}",
+            "{1:.2f} ({0:.2f} to {2:.2f})".format(*_middle_and_ends(point.extra["longest_over_median_of_rounds"])),
             str(point.extra["evicted"]),
         )
         for point in points
     ]
-    return format_table(("least of the rounds", "median step", "99%", "longest", "longest / median", "evicted"), rows)
+    titles = ("least of the rounds", "median step", "99%", "longest", "longest / median", "of a round", "evicted")
+    return format_table(titles, rows)
+
+
+def _middle_and_ends(ascending: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the least, the median and the greatest number."""
+    return ascending[0], statistics.median(ascending), ascending[-1]
 
 
 def _panels(points: Sequence[Point]) -> list[Panel]:

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import torch
-from headway.torchrec.exchange import Here, InnerAwaitable
+from headway.torchrec.exchange import NestedAwaitable, ReadyAwaitable
 from torch.profiler import ProfilerActivity, profile
 
 
-class _Seven(InnerAwaitable):
+class _Seven(NestedAwaitable):
     def _wait_impl(self) -> int:
         return 7
 
 
 def test_callbacks_take_what_is_waited_for_one_after_the_other() -> None:
-    for awaitable in (_Seven(), Here(7)):
+    for awaitable in (_Seven(), ReadyAwaitable(7)):
         awaitable.callbacks.append(lambda number: number + 1)
         awaitable.callbacks.append(lambda number: number * 10)
         assert awaitable.wait() == 80
@@ -24,6 +24,6 @@ def test_waits_have_no_name_of_their_own_in_a_profile() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         torch.zeros(1)
         _Seven().wait()
-        Here(7).wait()
+        ReadyAwaitable(7).wait()
     names = [event.name for event in profiler.events()]
     assert names and not any("wait()" in name for name in names)
