@@ -10,6 +10,7 @@
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
+#include "rank_buffers.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
 #include "tensors.hpp"
@@ -362,6 +363,8 @@ void define_deduplicator(py::module_& module) {
         return make_deduplicator(keys.device())->route(keys, num_ranks);
       },
       WithoutGil());
+  module.def("all_to_all_arguments", &all_to_all_arguments, WithoutGil());
+  module.def("by_table", &by_table, WithoutGil());
   module.def("buckets_of", &buckets_of, WithoutGil());
   module.def("first_bucket_of", &first_bucket_of, py::arg("rank"), py::arg("num_ranks"));
   module.attr("ROUTING_VERSION") = kRoutingVersion;

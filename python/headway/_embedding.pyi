@@ -219,6 +219,17 @@ def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: .
 def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU: virtual bucket of each key
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...
 
+# The arguments of one all_to_all_single() that sends rows of G merged tables: receive buffer, send buffer, receive
+# splits and send splits. values_G: (rows, columns) each, rank by rank; counts: (G, R) int64 on the CPU, rows for and
+# from each rank. One table is sent in place, with splits in rows; the buffers of several are flat.
+# ValueError: counts do not add up to the rows.
+def all_to_all_arguments(
+    values_G: Sequence[torch.Tensor], sent_GR: torch.Tensor, received_GR: torch.Tensor, /
+) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]: ...
+
+# Unpacks a receive buffer: (rows, columns) for each merged table, rank by rank.
+def by_table(buffer: torch.Tensor, counts_GR: torch.Tensor, widths_G: Sequence[int], /) -> list[torch.Tensor]: ...
+
 class JoinedFeatures:
     """The features of a batch, concatenated."""
 

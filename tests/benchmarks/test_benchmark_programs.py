@@ -112,6 +112,15 @@ def test_operator_calls_times_each_pass(tmp_path: Path) -> None:
     assert all(point["median_s"] > 0 for point in points)
 
 
+def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
+    points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
+    measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]
+    assert measured == [(ranks, call) for ranks in (2, 50) for call in ("pack", "unpack")]
+    assert all(
+        point["ns_per_rank"] * point["params"]["ranks"] == pytest.approx(point["median_s"] * 1e9) for point in points
+    )
+
+
 def test_adaptive_lag_measures_every_bound_and_auto(tmp_path: Path) -> None:
     if subprocess.run([sys.executable, "-c", "import headway"], capture_output=True, timeout=120).returncode != 0:
         pytest.skip("headway cannot be imported")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, deduplication and routing: the building blocks of collections, for users who build their own."""
+"""Keys, deduplication, routing and buffers of exchanges: what collections are built of, for users who build their own."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from headway._embedding import (
     Keys,
     ThreadPool,
     UniqueKeys,
+    all_to_all_arguments,
+    by_table,
     first_bucket_of,
     from_unique,
     reorder,
@@ -55,6 +57,8 @@ __all__ = [
     "Keys",
     "ThreadPool",
     "UniqueKeys",
+    "all_to_all_arguments",
+    "by_table",
     "first_bucket_of",
     "from_unique",
     "owned_by",

@@ -5,7 +5,7 @@
 step                           fields that it sets
 ============================== =================================================================
 ``begin()``                    ``unique`` of each table, ``counts`` (on their way)
-``finish()``, first            ``sent_R``, ``received_R``; ``counts`` is then None
+``finish()``, first            ``sent_GR``, ``received_GR``; ``counts`` is then None
 ``finish()``, after the keys   ``received``, ``found``, ``known_W`` of each table
 ``finish()``, at the end       ``embeddings_UD``, ``refused``
 ============================== =================================================================
@@ -49,8 +49,6 @@ class TableLookup:
     """State of a lookup in one merged table."""
 
     unique: UniqueKeys  #: Unique keys of this rank's batch; with several ranks sorted by owner.
-    sent_R: list[int] = field(default_factory=list)  #: Unique keys that this rank sends to each owner.
-    received_R: list[int] = field(default_factory=list)  #: Keys that this rank, as an owner, receives from each rank.
     received: UniqueKeys | None = None  #: Unique keys among the received ones.
     found: FoundRows | None = None  #: Rows of ``received``.
     #: (W,) bool: does the key have a row? Set only if keys without a row give zeros; else None.
@@ -64,7 +62,9 @@ class BatchLookup:
     table_lookups: list[TableLookup]  #: One for each merged table, in the order of the tables.
     inserts: bool  #: Insert keys that have no row, and count lookups.
     evaluates: bool  #: The module was in ``eval()`` mode when the lookup began.
-    counts: SplitCounts | None = None  #: Exchange of key counts; None: one rank, or ``table_lookups`` has them.
+    counts: SplitCounts | None = None  #: Exchange of key counts; None: one rank, or they have arrived.
+    sent_GR: torch.Tensor | None = None  #: (G, R) int64 on the CPU, unique keys that this rank sends to each owner.
+    received_GR: torch.Tensor | None = None  #: (G, R), keys that this rank, as an owner, receives from each rank.
     #: (U, D) for each merged table; empty if embeddings are read from rows directly (one rank).
     embeddings_UD: list[torch.Tensor] = field(default_factory=list)
     #: (R, G) number of keys that got no row because their table was full; None if ``counts_refused`` is off.

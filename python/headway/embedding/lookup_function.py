@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from headway._embedding import JoinedFeatures
-from headway.embedding.all_to_all_buffers import join_rows
+from headway.embedding.adjacent_rows import join_rows
 from headway.embedding.lookup import BatchLookup
 from headway.embedding.per_sample_weights import PerSampleWeights
 from headway.embedding.sharded_lookup import ShardedLookup

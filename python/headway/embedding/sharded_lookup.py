@@ -32,8 +32,15 @@ import torch
 import torch.distributed as dist
 
 from headway import _embedding
-from headway._embedding import Deduplicator, Keys, Table, ThreadPool, UniqueKeys
-from headway.embedding.all_to_all_buffers import all_to_all_arguments, by_table
+from headway._embedding import (
+    Deduplicator,
+    Keys,
+    Table,
+    ThreadPool,
+    UniqueKeys,
+    all_to_all_arguments,
+    by_table,
+)
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
 from headway.embedding.key_encoding import keys_of, messages_of, tables_of
@@ -138,10 +145,9 @@ class ShardedLookup:
         """Waits for the key counts if there are other ranks. The host knows U afterwards."""
         if lookup.counts is None:
             return
-        sent_GR, received_GR = lookup.counts.wait()
-        for table_lookup, sent_R, received_R in zip(lookup.table_lookups, sent_GR, received_GR, strict=True):
-            table_lookup.sent_R, table_lookup.received_R = sent_R, received_R
-            table_lookup.unique = table_lookup.unique.narrow(sum(sent_R))
+        lookup.sent_GR, lookup.received_GR = lookup.counts.wait()
+        for table_lookup, num_sent in zip(lookup.table_lookups, lookup.sent_GR.sum(1).tolist(), strict=True):
+            table_lookup.unique = table_lookup.unique.narrow(num_sent)
         lookup.counts = None
 
     def expand(
@@ -368,8 +374,8 @@ class ShardedLookup:
     def _exchange_values(
         self,
         values_G: Sequence[torch.Tensor],
-        sent_GR: Sequence[Sequence[int]],
-        received_GR: Sequence[Sequence[int]],
+        sent_GR: torch.Tensor,
+        received_GR: torch.Tensor,
         notes: torch.Tensor | None,
         *,
         kind: TrafficName,
@@ -378,7 +384,7 @@ class ShardedLookup:
 
         Args:
             values_G: rows of each merged table, rank by rank.
-            sent_GR: rows for each rank.
+            sent_GR: (G, R) int64 on the CPU, rows for each rank.
             received_GR: rows from each rank.
             notes: (N,) of the same type, sent to all ranks as one more row; None: none.
             kind: counter of the bytes.
@@ -386,26 +392,25 @@ class ShardedLookup:
             the received rows of each merged table, and (R, N) the notes of all ranks or None.
         """
         sent = sum(
-            (len(values) - sent_R[self._rank]) * values.size(1)
-            for values, sent_R in zip(values_G, sent_GR, strict=True)
+            (len(values) - kept) * values.size(1)
+            for values, kept in zip(values_G, sent_GR[:, self._rank].tolist(), strict=True)
         )
         self.traffic.add(kind, sent * values_G[0].element_size())
         if notes is not None:
-            one_each = [1] * self._num_ranks
+            one_each = sent_GR.new_ones(1, self._num_ranks)
             values_G = [*values_G, notes.expand(self._num_ranks, -1)]
-            sent_GR, received_GR = [*sent_GR, one_each], [*received_GR, one_each]
+            sent_GR, received_GR = torch.cat([sent_GR, one_each]), torch.cat([received_GR, one_each])
         widths = [values.size(1) for values in values_G]
-        arguments = all_to_all_arguments(values_G, sent_GR, received_GR, widths)
+        arguments = all_to_all_arguments(values_G, sent_GR, received_GR)
         dist.all_to_all_single(*arguments, group=self._group)
         received = by_table(arguments[0], received_GR, widths)
         notes_RN = None if notes is None else received.pop()
         return received, notes_RN
 
 
-def _counts_of(lookup: BatchLookup) -> tuple[list[list[int]], list[list[int]]]:
-    return [table_lookup.sent_R for table_lookup in lookup.table_lookups], [
-        table_lookup.received_R for table_lookup in lookup.table_lookups
-    ]
+def _counts_of(lookup: BatchLookup) -> tuple[torch.Tensor, torch.Tensor]:
+    assert lookup.sent_GR is not None and lookup.received_GR is not None, "finish() takes the counts first"
+    return lookup.sent_GR, lookup.received_GR
 
 
 def _update_by_rate(

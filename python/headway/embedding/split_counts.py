@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-CountsGR = list[list[int]]
-
 
 class SplitCounts:
     """Sends this rank's key counts to all ranks, receives theirs, and copies both to the host.
@@ -50,15 +48,15 @@ class SplitCounts:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(stream)
 
-    def wait(self) -> tuple[CountsGR, CountsGR]:
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Waits for the counts.
 
         Returns:
-            sent_GR and received_GR: the number of keys by merged table and rank.
+            sent_GR and received_GR: (G, R) int64 on the CPU, the number of keys by merged table and rank.
         """
         if self._event is None:
             self._work.wait()
         else:
             self._event.synchronize()
-        sent_GR, received_GR = self._counts_2RG.transpose(1, 2).tolist()
+        sent_GR, received_GR = self._counts_2RG.transpose(1, 2).contiguous()
         return sent_GR, received_GR

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
 from headway._embedding import Deduplicator, FeatureJoiner, ThreadPool, UniqueKeys
-from headway.embedding.all_to_all_buffers import join_rows
+from headway.embedding.adjacent_rows import join_rows
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name
@@ -92,16 +92,18 @@ class Batch:
     stream: torch.cuda.Stream | None  #: Stream on which the batch was made; None: CPU.
     references: StreamReferences
     counts: SplitCounts | None  #: Exchange of key counts; None: one rank, or the counts have arrived.
-    sent_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that this rank sends to each owner.
-    received_GR: list[list[int]] = field(default_factory=list)  #: Number of keys that each rank asks this rank for.
+    #: (G, R) int64 on the CPU: the number of keys that this rank sends to each owner.
+    sent_GR: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
+    #: (G, R): the number of keys that each rank asks this rank for.
+    received_GR: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
 
     def take_counts(self) -> None:
         """Waits for the key counts. The host knows U afterwards."""
         if self.counts is None:
             return
         self.sent_GR, self.received_GR = self.counts.wait()
-        for table_batch, sent_R in zip(self.table_batches, self.sent_GR, strict=True):
-            table_batch.unique = table_batch.unique.narrow(sum(sent_R))
+        for table_batch, num_sent in zip(self.table_batches, self.sent_GR.sum(1).tolist(), strict=True):
+            table_batch.unique = table_batch.unique.narrow(num_sent)
         self.counts = None
 
     def messages(self) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.types import Awaitable, NoWait
 
-from headway.embedding.all_to_all_buffers import all_to_all_arguments, by_table
+from headway._embedding import all_to_all_arguments, by_table
 from headway.torchrec.batch import Batch, RequestedKeys
 
 
@@ -53,13 +53,11 @@ class RowExchange:
         self._group = group
         self._work: dist.Work | None = None
         self._tensors: list[torch.Tensor] = []  # Receive and send buffer between start() and wait().
-        self._received_GR: Sequence[Sequence[int]] = []
+        self._received_GR = torch.empty(0, dtype=torch.int64)
 
-    def start(
-        self, rows_G: Sequence[torch.Tensor], sent_GR: Sequence[Sequence[int]], received_GR: Sequence[Sequence[int]]
-    ) -> None:
-        """Starts sending ``rows_G``, which are sorted by destination; the counts are rows per merged table and rank."""
-        arguments = all_to_all_arguments(rows_G, sent_GR, received_GR, self.widths_G)
+    def start(self, rows_G: Sequence[torch.Tensor], sent_GR: torch.Tensor, received_GR: torch.Tensor) -> None:
+        """Starts sending ``rows_G``, which are sorted by destination; the counts are (G, R) int64 on the CPU, rows."""
+        arguments = all_to_all_arguments(rows_G, sent_GR, received_GR)
         self._tensors, self._received_GR = list(arguments[:2]), received_GR
         self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
 
