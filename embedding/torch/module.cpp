@@ -10,6 +10,7 @@
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
+#include "key_messages.hpp"
 #include "rank_buffers.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
@@ -365,6 +366,9 @@ void define_deduplicator(py::module_& module) {
       WithoutGil());
   module.def("all_to_all_arguments", &all_to_all_arguments, WithoutGil());
   module.def("by_table", &by_table, WithoutGil());
+  module.def("tables_of", &tables_of, WithoutGil());
+  module.def("messages_of", &messages_of, WithoutGil());
+  module.def("keys_of", &keys_of_messages, WithoutGil());
   module.def("buckets_of", &buckets_of, WithoutGil());
   module.def("first_bucket_of", &first_bucket_of, py::arg("rank"), py::arg("num_ranks"));
   module.attr("ROUTING_VERSION") = kRoutingVersion;

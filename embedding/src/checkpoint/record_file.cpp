@@ -35,7 +35,7 @@ namespace {
 
 /// Bytes between two calls of fdatasync(): the disk writes while the next blocks are exported.
 constexpr std::uint64_t kSyncBytes = std::uint64_t{1} << 28;
-constexpr mode_t kMode = 0666;  ///< As the umask allows.
+constexpr mode_t kMode = 0666;  ///< Without the bits of the umask.
 
 /// The columns of a block, in the order of the file.
 template <class Byte, class SomeRecords>

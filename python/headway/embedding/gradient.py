@@ -24,9 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headway._embedding import Deduplicator, Keys, Table, UniqueKeys
+from headway._embedding import Deduplicator, Keys, Table, UniqueKeys, tables_of
 from headway.embedding.bag_weights import scaled_weights
-from headway.embedding.key_encoding import tables_of
 from headway.embedding.lookup import TableLookup
 from headway.embedding.traffic import number_of
 

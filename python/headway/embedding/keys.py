@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, deduplication, routing and buffers of exchanges: what collections are built of, for users who build their own."""
+"""Keys, deduplication, routing and buffers of exchanges: what collections are made of, for users who make their own."""
 
 from typing import Any
 

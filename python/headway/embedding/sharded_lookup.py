@@ -40,10 +40,12 @@ from headway._embedding import (
     UniqueKeys,
     all_to_all_arguments,
     by_table,
+    keys_of,
+    messages_of,
+    tables_of,
 )
 from headway.embedding.devices import tensor_on
 from headway.embedding.gradient import BagGradients, Gradient, divided, join_gradients
-from headway.embedding.key_encoding import keys_of, messages_of, tables_of
 from headway.embedding.lookup import BatchLookup, FoundRows, TableLookup
 from headway.embedding.split_counts import SplitCounts
 from headway.embedding.traffic import TrafficCounts, TrafficName, number_of

@@ -29,12 +29,11 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from headway._embedding import Deduplicator, FeatureJoiner, ThreadPool, UniqueKeys
+from headway._embedding import Deduplicator, FeatureJoiner, ThreadPool, UniqueKeys, keys_of, messages_of
 from headway.embedding.adjacent_rows import join_rows
 from headway.embedding.bag_weights import scaled_weights
 from headway.embedding.config import Pooling
 from headway.embedding.devices import place_name
-from headway.embedding.key_encoding import keys_of, messages_of
 from headway.embedding.merging import table_id_of
 from headway.embedding.split_counts import SplitCounts
 from headway.torchrec.kernel import OwnerLookup

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from headway.embedding.key_encoding import keys_of, messages_of
+from headway._embedding import keys_of, messages_of
 from headway.embedding.keys import Keys
 
 
@@ -28,3 +28,11 @@ def test_keys_of_one_table_have_its_number_in_their_messages() -> None:
     keys = Keys(torch.tensor([5, -1]), table=2**32 - 1, counts=torch.tensor([1, 7], dtype=torch.int32))
     found = keys_of(messages_of(keys))
     assert found.tables is not None and found.tables.tolist() == [-1, -1]
+
+
+def test_keys_without_counts_and_other_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="have counts"):
+        messages_of(Keys(torch.tensor([5])))
+    for other in (torch.zeros(3, 3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int32), torch.zeros(6)):
+        with pytest.raises(ValueError, match="int64"):
+            keys_of(other)
