@@ -253,6 +253,7 @@ void load_into(std::span<TargetTuple const> tuples, std::vector<RecordTarget>& t
                std::function<void()> const& load) {
   if (tuples.empty()) return load();
   auto const& [table, numbers, initial_state] = tuples.front();
+  if (table == nullptr) throw py::type_error("records are loaded into tables, and not into None");
   table->change([&](Table& changed) {
     targets.push_back({.table = &changed, .numbers = numbers, .initial_state = initial_state});
     load_into(tuples.subspan(1), targets, load);

@@ -151,7 +151,7 @@ _Block = tuple[int, int, int, bool, int, int, int]
 class RecordFileWriter:
     """Writes records of tables into a new file. An error of the system is a RuntimeError that names the file."""
 
-    def __init__(self, path: str, *, records_per_block: int) -> None: ...
+    def __init__(self, path: str | bytes, *, records_per_block: int) -> None: ...
     # Writes keys of virtual buckets [first_bucket, end_bucket): with rows, or pending ones. Reads the table meanwhile.
     def write(self, table: Table, *, pending: bool, first_bucket: int, end_bucket: int) -> None: ...
     @property
@@ -163,7 +163,7 @@ class RecordFileWriter:
 # whose records it takes, and the optimizer state of its rows (None: that of the records).
 # RuntimeError: a file cannot be read, is truncated or altered. ValueError: widths do not fit.
 def load_records(
-    sources: Sequence[tuple[str, _Block, int, int]],
+    sources: Sequence[tuple[str | bytes, _Block, int, int]],
     targets: Sequence[tuple[Table, Sequence[int], float | None]],
     *,
     rank: int,

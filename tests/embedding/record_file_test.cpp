@@ -197,6 +197,25 @@ TEST_F(RecordFileTest, DamageIsFound) {
   EXPECT_NE(message_of().find("No such file"), std::string::npos) << message_of();
 }
 
+TEST_F(RecordFileTest, SizesThatDoNotFitAreRefusedBeforeMemoryIsTaken) {
+  auto const sources = write(*trained_table());
+  auto const expect_refused = [&](auto change) {
+    auto bad = sources.back();
+    change(bad);
+    EXPECT_THROW(static_cast<void>(read_records(bad)), std::runtime_error);
+  };
+  expect_refused([](auto& bad) { bad.block.num_keys = std::uint64_t{1} << 40; });
+  expect_refused([](auto& bad) { bad.state_size += std::size_t{1} << 61; });
+  expect_refused([](auto& bad) { bad.dim += 1; });
+  expect_refused([](auto& bad) { bad.block.offset = ~std::uint64_t{0} - 10; });
+  expect_refused([](auto& bad) {
+    bad.block.num_keys = std::uint64_t{1} << 34;
+    bad.block.num_bytes = bad.block.num_keys * (20 + 4 * (bad.dim + bad.state_size));
+  });
+  EXPECT_THROW(RecordFileWriter(path(), 0), base::UsageError);
+  EXPECT_NO_THROW(static_cast<void>(read_records(sources.back()))) << "the file was not emptied";
+}
+
 TEST_F(RecordFileTest, ADiskThatIsFullIsReported) {
   auto const table = trained_table();
   RecordFileWriter full("/dev/full", 100);
@@ -204,6 +223,9 @@ TEST_F(RecordFileTest, ADiskThatIsFullIsReported) {
   RecordFileWriter one_block("/dev/full");
   one_block.write(*table, true, 0, kNumVirtualBuckets);
   EXPECT_THROW(one_block.finish(), base::SystemError);
+  EXPECT_THROW(one_block.finish(), base::UsageError) << "it does not forget the failure";
+  EXPECT_THROW(full.finish(), base::UsageError);
+  EXPECT_THROW(full.write(*table, false, 0, kNumVirtualBuckets), base::UsageError);
   EXPECT_THROW(RecordFileWriter("/no/such/folder/records.bin"), base::SystemError);
 }
 

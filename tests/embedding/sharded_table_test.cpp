@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -430,6 +431,89 @@ TEST(ShardedTable, ATableLearnsAtItsOwnRate) {
   }
   EXPECT_NE(fast, slow);
   EXPECT_EQ(contents_after_step({.rate = 0.5}, true), contents_after_step({.rate = 0})) << "dropped";
+}
+
+TEST(ShardedTable, RatesThatAreNoNumbersChangeNothing) {
+  ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), make_local_exchanger());
+  EXPECT_THROW(tables.apply_gradients(1, {.rate = 0.1, .of_tables = {{kItems, std::nan("")}}}), base::UsageError);
+  EXPECT_THROW(tables.apply_gradients(0, {.rate = 0.1}), base::UsageError);
+  EXPECT_THROW(tables.apply_gradients(1, {.rate = 0.1}, 0), base::UsageError);
+}
+
+TEST(ShardedTable, AGradientIsAppliedIfItsKeyHasARowByThen) {
+  for (bool const reads_norm : {false, true}) {
+    auto options = tables_with(kernels::OptimizerKind::kSgd);
+    options.resize(1);
+    options[0].options.min_count = 2;
+    ShardedTable tables(options, make_local_exchanger());
+    std::int64_t const id = 7, length = 1;
+    std::vector<Feature> const features{{.name = "user", .table = kUsers, .ids = {&id, 1}, .lengths = {&length, 1}}};
+    auto const first = tables.begin(features);
+    tables.finish(*first);
+    EXPECT_EQ(tables.table(0).size().rows, 0U) << "it waits for a row";
+    std::vector<float> const gradients(3, 1);
+    std::vector<std::span<float const>> const views{gradients};
+    tables.return_gradients(*first, views);
+    tables.finish(*tables.begin(features));
+    if (reads_norm) {
+      EXPECT_EQ(tables.gradient_norm(), std::sqrt(3.0));
+    }
+    tables.apply_gradients(1, {.rate = 0.5});
+    std::vector<float> expected(3);
+    Initializer::uniform(-1, 1, 5).fill({.id = 7, .table = kUsers}, expected);
+    for (float& value : expected) value -= 0.5F;
+    auto const records = tables.table(0).export_records(tables.table(0).list(0, kNumVirtualBuckets).keys());
+    EXPECT_EQ(records.embeddings, expected);
+  }
+}
+
+TEST(ShardedTable, ARankWithBadOptionsTellsTheOthers) {
+  run_ranks(2, [](int rank, std::unique_ptr<Exchanger> exchanger) {
+    auto tables = tables_with(kernels::OptimizerKind::kSgd);
+    if (rank == 1) tables[1].tables.push_back(kTags);
+    try {
+      ShardedTable const unused(tables, std::move(exchanger));
+      ADD_FAILURE() << "rank " << rank << " did not notice";
+    } catch (base::UsageError const& error) {
+      EXPECT_NE(std::string(error.what()).find("is merged into two tables"), std::string::npos) << error.what();
+    }
+  });
+}
+
+/// Fails the exchange with this number.
+class FailingExchanger final : public Exchanger {
+ public:
+  explicit FailingExchanger(int fails_at) : below_(make_local_exchanger()), fails_at_(fails_at) {}
+
+  [[nodiscard]] int rank() const override { return 0; }
+  [[nodiscard]] int size() const override { return 1; }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes) override {
+    if (--fails_at_ == 0) throw base::OperationError({base::StatusCode::kPeerLost, "a rank was lost"});
+    return below_->start(sends, receives, received_bytes);
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                               std::uint64_t number) override {
+    return below_->send(block, peer, number);
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
+    return below_->receive(block, peer, number);
+  }
+
+ private:
+  std::unique_ptr<Exchanger> below_;
+  int fails_at_;
+};
+
+TEST(ShardedTable, AfterAFailedExchangeNoOtherBegins) {
+  std::mt19937 random(1);
+  RankBatch const batch = random_batch(random);
+  // Two exchanges agree on the tables, and the third one is that of the norm.
+  ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::make_unique<FailingExchanger>(3));
+  EXPECT_THROW(static_cast<void>(tables.gradient_norm()), base::OperationError);
+  EXPECT_THROW(static_cast<void>(tables.begin(batch.features())), base::UsageError);
+  EXPECT_THROW(static_cast<void>(tables.gradient_norm()), base::UsageError);
 }
 
 TEST(ShardedTable, AllRanksKnowHowManyKeysGotNoRow) {

@@ -21,6 +21,7 @@
 #include "headway/embedding/routing.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,6 +75,29 @@ std::uint32_t bucket_of(Records const& records, std::size_t i) {
   return virtual_bucket_of(hash_of({.id = records.ids[i], .table = records.tables[i]}));
 }
 
+/// Checks sizes that come from a manifest before memory is taken for them.
+/// @throws std::runtime_error if the block has other bytes than its keys take, or the file ends before it does
+void expect_sizes(RecordSource const& source, int file) {
+  constexpr std::size_t kMostDim = std::size_t{1} << 20, kMostState = std::size_t{1} << 22;
+  auto const& block = source.block;
+  std::uint64_t const key_bytes =
+      block.are_pending ? 16 : 20 + sizeof(float) * (std::uint64_t{source.dim} + source.state_size);
+  auto const where = std::to_string(block.num_bytes) + " bytes at " + std::to_string(block.offset);
+  bool const fits = source.dim <= kMostDim && source.state_size <= kMostState &&
+                    block.num_keys <= block.num_bytes / key_bytes && block.num_keys * key_bytes == block.num_bytes;
+  if (!fits) {
+    throw std::runtime_error(source.path + ": " + where + " are not " + std::to_string(block.num_keys) +
+                             " records of " + std::to_string(key_bytes) + " bytes");
+  }
+  struct stat status {};
+  if (::fstat(file, &status) != 0) throw base::SystemError("fstat", errno, source.path);
+  auto const size = static_cast<std::uint64_t>(status.st_size);
+  auto const there = size > block.offset ? size - block.offset : 0;
+  if (there < block.num_bytes) {
+    throw std::runtime_error(source.path + " is truncated: " + std::to_string(there) + " of " + where);
+  }
+}
+
 /// A part of listed keys, with counts if they wait for a row.
 Records part_of(Records const& listed, std::size_t begin, std::size_t end) {
   auto const part = [&](auto const& column) {
@@ -91,11 +115,19 @@ Records part_of(Records const& listed, std::size_t begin, std::size_t end) {
 
 }  // namespace
 
+namespace {
+
+std::size_t expect_at_least_one(std::size_t records_per_block) {
+  base::expects(records_per_block > 0, "a block has at least one record");
+  return records_per_block;
+}
+
+}  // namespace
+
 RecordFileWriter::RecordFileWriter(std::string path, std::size_t records_per_block)
     : path_(std::move(path)),
-      records_per_block_(records_per_block),
+      records_per_block_(expect_at_least_one(records_per_block)),
       file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode)) {
-  base::expects(records_per_block > 0, "a block has at least one record");
   if (!file_.valid()) throw base::SystemError("open", errno, path_);
 }
 
@@ -120,6 +152,7 @@ void RecordFileWriter::write_in_background(Records records, bool are_pending) {
     block.num_bytes += column.size();
   }
   wait_for_last();
+  has_failed_ = true;  // Until the block is on its way.
   bool const syncs = size_ / kSyncBytes != (size_ + block.num_bytes) / kSyncBytes;
   size_ += block.num_bytes;
   blocks_.push_back(block);
@@ -132,14 +165,19 @@ void RecordFileWriter::write_in_background(Records records, bool are_pending) {
     if (syncs && ::fdatasync(file_.get()) != 0) throw base::SystemError("fdatasync", errno, path_);
     return sum;
   });
+  has_failed_ = false;
 }
 
 void RecordFileWriter::wait_for_last() {
+  base::expects(!has_failed_, path_ + ": a block could not be written before, or the file is finished");
+  has_failed_ = true;
   if (last_.valid()) blocks_.back().crc32 = last_.get();
+  has_failed_ = false;
 }
 
 std::vector<RecordBlock> RecordFileWriter::finish() {
   wait_for_last();
+  has_failed_ = true;  // Nothing can be written any more.
   if (::fsync(file_.get()) != 0) throw base::SystemError("fsync", errno, path_);
   file_.reset();
   return std::move(blocks_);
@@ -149,6 +187,7 @@ Records read_records(RecordSource const& source) {
   auto const& block = source.block;
   base::FileDescriptor const file(::open(source.path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.valid()) throw base::SystemError("open", errno, source.path);
+  expect_sizes(source, file.get());
   Records records;
   records.ids.resize(block.num_keys);
   records.tables.resize(block.num_keys);

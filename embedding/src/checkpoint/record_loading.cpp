@@ -12,6 +12,7 @@
 #include "headway/embedding/routing.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace headway::embedding {
@@ -44,6 +45,16 @@ std::vector<Value> rows_of(std::vector<Value> const& matrix, std::size_t width, 
   return result;
 }
 
+/// @throws std::runtime_error if there is no room for a record
+void import_rows(Table& table, Records const& records) {
+  std::vector<KeyStatus> statuses(records.ids.size());
+  table.import_records(records, statuses);
+  auto const num_refused = std::ranges::count(statuses, KeyStatus::kNoRoom);
+  if (num_refused == 0) return;
+  throw std::runtime_error("a table has no room for " + std::to_string(num_refused) + " of " +
+                           std::to_string(statuses.size()) + " records of a checkpoint");
+}
+
 void import_chosen(Records const& records, RecordSource const& source, RecordTarget const& target,
                    std::span<std::size_t const> chosen) {
   auto& table = *target.table;
@@ -55,9 +66,9 @@ void import_chosen(Records const& records, RecordSource const& source, RecordTar
   bool const is_new = target.initial_state.has_value();
   base::expects(source.dim == table.dim(), "records have embeddings of dim " + std::to_string(source.dim) +
                                                ", and not " + std::to_string(table.dim()));
-  base::expects(is_new || source.state_size >= table.state_size(), "records have " + std::to_string(source.state_size) +
-                                                                       " floats of optimizer state, and not " +
-                                                                       std::to_string(table.state_size()));
+  base::expects(is_new || table.state_size() == 0 || source.state_size == table.state_size(),
+                "records have " + std::to_string(source.state_size) + " floats of optimizer state, and not " +
+                    std::to_string(table.state_size()));
   part.steps = rows_of(records.steps, 1, chosen, 1);
   part.embeddings = rows_of(records.embeddings, source.dim, chosen, source.dim);
   if (is_new) {
@@ -65,7 +76,7 @@ void import_chosen(Records const& records, RecordSource const& source, RecordTar
   } else {
     part.states = rows_of(records.states, source.state_size, chosen, table.state_size());
   }
-  table.import_records(part, {});
+  import_rows(table, part);
 }
 
 /// Imports the records of a block into their tables.
@@ -76,7 +87,7 @@ void import_block(Records const& records, RecordSource const& source, std::span<
     bool const takes_all = chosen.size() == records.ids.size() && source.dim == target.table->dim() &&
                            source.state_size == target.table->state_size() && !target.initial_state;
     if (takes_all && !source.block.are_pending) {
-      target.table->import_records(records, {});
+      import_rows(*target.table, records);
     } else if (!chosen.empty()) {
       import_chosen(records, source, target, chosen);
     }

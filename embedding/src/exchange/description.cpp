@@ -17,6 +17,7 @@ constexpr std::array<std::string_view, 5> kOptimizers{"SGD", "Adagrad", "row-wis
 
 std::string describe(std::span<MergedTable const> tables, Dedup dedup) {
   std::ostringstream text;
+  text.precision(17);  // All digits: options that differ in the last one disagree.
   text << "dedup " << kDedups[static_cast<std::size_t>(dedup)];
   for (auto const& [options, numbers, reads_unknown_as_zeros] : tables) {
     auto const& values = options.initializer.values();

@@ -7,6 +7,7 @@
 
 #include "exchange/key_exchange.hpp"
 #include "exchange/rank_blocks.hpp"
+#include "headway/base/status.hpp"
 #include "headway/embedding/sharded_table.hpp"
 
 #include <algorithm>
@@ -19,6 +20,23 @@
 #include <vector>
 
 namespace headway::embedding {
+
+/// Scope of a collective call. If it ends by an exception, this rank has left an exchange that others make, so
+/// `is_broken` stays set, and no later call may begin.
+class ExchangeScope {
+ public:
+  /// @throws base::UsageError if a call before has failed
+  explicit ExchangeScope(bool& is_broken) : is_broken_(is_broken) {
+    base::expects(!is_broken, "an exchange of these tables has failed on this rank: ranks have to make them anew");
+    is_broken_ = true;
+  }
+  ExchangeScope(ExchangeScope const&) = delete;
+  ExchangeScope& operator=(ExchangeScope const&) = delete;
+  void succeed() { is_broken_ = false; }
+
+ private:
+  bool& is_broken_;
+};
 
 /// The features of a merged table, one after the other.
 struct Inputs {

@@ -10,7 +10,8 @@
 // Example: bags [5, 6] and [5] with gradients g0 and g1. The unique keys 5 and 6 get the sums g0 + g1 and g0. If a
 // second batch has gradient h for 6, apply_gradients() makes one update: 5 by g0 + g1, and 6 by g0 + h.
 //
-// Invariants: gradients are added in the order of ranks, for each rank in the order of its batch, and for several
+// Invariants: a gradient is applied if its key has a row at that time, and dropped if it has none.
+//   Gradients are added in the order of ranks, for each rank in the order of its batch, and for several
 // batches
 //   in the order of return_gradients(): same bits in every run. A row takes one update in a step.
 // Complexity: 1 all-to-all for all merged tables, and one to agree on a norm. O(K dim) operations.
@@ -63,6 +64,7 @@ void ShardedTable::return_gradients(Batch& batch, std::span<std::span<float cons
     sums[merged].resize(lookup.unique.size() * widths_[merged]);
     if (!values.empty()) deduplicator_->reduce(lookup.unique, lookup.inputs.bags(), values, sums[merged]);
   }
+  ExchangeScope scope(is_broken_);
   if (exchanger_->size() > 1) {
     sums = exchange_rows(*exchanger_, lookups, sums, widths_, &TableLookup::sent, &TableLookup::received, are_there,
                          all_are_there);
@@ -75,6 +77,7 @@ void ShardedTable::return_gradients(Batch& batch, std::span<std::span<float cons
     }
   }
   pending_.push_back(std::move(result));
+  scope.succeed();
 }
 
 void ShardedTable::weight_gradients(Batch const& batch, std::size_t merged, std::span<float const> gradients,
@@ -114,13 +117,14 @@ std::vector<ShardedTable::TableGradient*> ShardedTable::pending(std::size_t merg
 std::span<float const> ShardedTable::sums_of(TableGradient& gradient, std::size_t merged) {
   if (!gradient.sums) {
     auto const& lookup = *gradient.lookup;
-    auto& sums = gradient.sums.emplace(lookup.found().size() * widths_[merged]);
+    std::vector<float> sums(lookup.found().size() * widths_[merged]);
     if (lookup.in_rows) {
       deduplicator_->reduce(lookup.unique, lookup.inputs.bags(), gradient.bag_gradients, sums);
     } else {
       deduplicator_->reduce(lookup.owned, {}, gradient.values, sums);
       gradient.values = {};
     }
+    gradient.sums = std::move(sums);
   }
   return *gradient.sums;
 }
@@ -141,10 +145,19 @@ UniqueKeys ShardedTable::add(std::span<TableGradient* const> gradients, std::siz
 }
 
 void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, float divisor) {
+  base::expects(number > 0, "apply_gradients: steps count from 1");
+  base::expects(std::isfinite(divisor) && divisor != 0, "apply_gradients: the divisor is 0 or not finite");
+  for (auto const& [table, merged] : merged_of_) {
+    base::expects(std::isfinite(rates.of(table)),
+                  "apply_gradients: the rate of table " + std::to_string(table) + " is not finite");
+  }
+  struct DropAtEnd {  // Also after an exception: a second call must not apply a gradient twice.
+    std::vector<std::unique_ptr<Gradients>>& pending;
+    ~DropAtEnd() { pending.clear(); }
+  } const drop_at_end{pending_};
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     if (auto const gradients = pending(merged); !gradients.empty()) update(merged, gradients, number, rates, divisor);
   }
-  pending_.clear();
 }
 
 void ShardedTable::drop_gradients() { pending_.clear(); }
@@ -159,6 +172,7 @@ void ShardedTable::scale_gradients(float factor) {
 }
 
 double ShardedTable::gradient_norm() {
+  ExchangeScope scope(is_broken_);
   double squares = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const gradients = pending(merged);
@@ -178,6 +192,7 @@ double ShardedTable::gradient_norm() {
   start_exchange(*exchanger_, own, all)->wait();
   double total = 0;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) total += all[rank][0];
+  scope.succeed();
   return std::sqrt(total);
 }
 
@@ -191,7 +206,12 @@ void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gr
   auto const& lookup = *first.lookup;
   if (gradients.size() == 1 && !may_repeat() && has_one_rate && !first.sums) {
     std::vector<RowId> present;
-    auto const rows = present_rows(lookup, merged, present);
+    auto rows = present_rows(lookup, merged, present);
+    if (std::ranges::find(rows, RowId::kNone) != rows.end()) {  // The key may have got a row since, by another batch.
+      present.resize(rows.size());
+      table.find(lookup.found().keys(), present, {});
+      rows = present;
+    }
     Bags bags = lookup.in_rows ? lookup.inputs.bags() : Bags{};
     std::vector<float> weights;
     if (divisor != 1) {

@@ -75,24 +75,33 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
       merged_(tables.begin(), tables.end()),
       key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
       steps_in_use_(std::make_shared<std::multiset<std::uint32_t>>()) {
-  for (std::size_t merged = 0; merged < tables.size(); ++merged) {
-    for (auto const number : tables[merged].tables) {
+  std::string error;  // Told to the other ranks, which would wait for this one.
+  try {
+    make_tables();
+  } catch (base::UsageError const& failure) {
+    error = failure.what();
+  }
+  expect_agreement(error);
+}
+
+void ShardedTable::make_tables() {
+  for (std::size_t merged = 0; merged < merged_.size(); ++merged) {
+    for (auto const number : merged_[merged].tables) {
       base::expects(merged_of_.emplace(number, merged).second,
                     "table " + std::to_string(number) + " is merged into two tables");
     }
-    auto table_options = tables[merged].options;
+    auto table_options = merged_[merged].options;
     if (table_options.thread_pool == nullptr) table_options.thread_pool = options_.thread_pool;
     tables_.push_back(make_cpu_table(table_options));
     widths_.push_back(tables_.back()->dim());
   }
-  expect_agreement(tables);
 }
 
 ShardedTable::~ShardedTable() = default;
 
-void ShardedTable::expect_agreement(std::span<MergedTable const> tables) {
+void ShardedTable::expect_agreement(std::string const& error) {
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
-  std::string const own = describe(tables, options_.dedup);
+  std::string const own = error.empty() ? describe(merged_, options_.dedup) : "an error: " + error;
   std::vector<std::size_t> const one(num_ranks, 1), own_size(num_ranks, own.size());
   RankBlocks<std::uint64_t> sizes(one), all_sizes(one);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) sizes[rank][0] = own.size();
@@ -102,6 +111,7 @@ void ShardedTable::expect_agreement(std::span<MergedTable const> tables) {
   RankBlocks<char> texts(own_size), all_texts(received);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) std::ranges::copy(own, texts[rank].begin());
   start_exchange(*exchanger_, texts, all_texts)->wait();
+  if (!error.empty()) throw base::UsageError(error);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     std::string const other(all_texts[rank].begin(), all_texts[rank].end());
     if (other == own) continue;
@@ -151,6 +161,7 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
     }
     state.lookups.push_back(std::move(lookup));
   }
+  ExchangeScope scope(is_broken_);
   if (num_ranks > 1) {
     std::vector<RoutedKeys> keys;
     for (auto const& lookup : state.lookups) keys.push_back({.keys = lookup.unique.keys(), .sizes = lookup.sent});
@@ -159,18 +170,21 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
   ++num_begun_;
   state.step = steps_in_use_->insert(step_);
   state.steps_in_use = steps_in_use_;
+  scope.succeed();
   return batch;
 }
 
 void ShardedTable::finish(Batch& batch) {
   auto& state = *batch.state_;
   base::expects(!std::exchange(state.has_begun_to_finish, true), "finish: the batch is finished, or could not be");
+  ExchangeScope scope(is_broken_);
   take_keys(batch);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     look_up(batch, merged);
   }
   return_embeddings(batch);
   state.is_finished = true;
+  scope.succeed();
 }
 
 // Keys of one rank go straight to the second stage.

@@ -30,7 +30,7 @@ struct RecordBlock {
 class RecordFileWriter {
  public:
   /// Creates the file, or empties it.
-  /// @throws base::SystemError if it cannot be created
+  /// @throws base::SystemError if it cannot be created; base::UsageError for blocks without records
   explicit RecordFileWriter(std::string path, std::size_t records_per_block = 1 << 16);
   RecordFileWriter(RecordFileWriter const&) = delete;
   RecordFileWriter& operator=(RecordFileWriter const&) = delete;
@@ -38,11 +38,11 @@ class RecordFileWriter {
 
   /// Writes the keys in virtual buckets [first_bucket, end_bucket): those with a row, or those that wait for one. Reads
   /// the table during the call; the last block may still be written after it.
-  /// @throws base::SystemError if an earlier block could not be written
+  /// @throws base::SystemError if an earlier block could not be written; base::UsageError in every call after that
   void write(Table const& table, bool are_pending, std::uint32_t first_bucket, std::uint32_t end_bucket);
   /// Waits until all is on disk. Nothing can be written afterwards.
   /// @returns the blocks, in the order of writing
-  /// @throws base::SystemError if a block could not be written
+  /// @throws base::SystemError if a block could not be written; base::UsageError in every call after that
   std::vector<RecordBlock> finish();
   /// Blocks so far.
   [[nodiscard]] std::size_t num_blocks() const { return blocks_.size(); }
@@ -56,6 +56,7 @@ class RecordFileWriter {
   base::FileDescriptor file_;
   std::uint64_t size_ = 0;  ///< Bytes written or being written.
   std::vector<RecordBlock> blocks_;
+  bool has_failed_ = false;          ///< Or is finished: nothing can be written.
   std::future<std::uint32_t> last_;  ///< CRC-32 of the last block, once it is written.
 };
 
@@ -70,8 +71,7 @@ struct RecordSource {
 struct RecordTarget {
   Table* table = nullptr;
   std::vector<std::uint32_t> numbers;  ///< Records of these tables are for it.
-  /// Optimizer state of the rows, whatever the records say. None: that of the records, of which a table with less state
-  /// takes the first columns.
+  /// Optimizer state of the rows, whatever the records say. None: that of the records; a table without state drops it.
   std::optional<float> initial_state{};
 };
 
@@ -82,8 +82,10 @@ struct RecordTarget {
 /// Imports the records of a rank: of all keys in the blocks, those that it owns, each into the target that has its
 /// table. Records of other tables are dropped. Rows come before keys that wait for one, since a key with a row never
 /// waits. Reads one block while it imports another.
-/// @throws as read_records(); base::UsageError if embeddings of a block are of another width than those of a target, or
-///   states are narrower. Records of blocks before the bad one are imported.
+/// @throws as read_records(), and std::runtime_error if a table has no room for a record; base::UsageError if
+/// embeddings
+///   or states of a block are of another width than those of a target. Records of blocks before the bad one are
+///   imported.
 void load_records(std::span<RecordSource const> sources, std::span<RecordTarget const> targets, std::uint32_t rank,
                   std::uint32_t num_ranks);
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace headway::embedding {
@@ -60,7 +61,8 @@ struct StepRates {
 /// explains the steps.
 ///
 /// All ranks make the same calls in the same order, also with no ids. Several batches may be begun before the first is
-/// finished. Not thread-safe.
+/// finished. Not thread-safe. If one of these calls fails on a rank after it has begun to exchange, the others get an
+/// error within the time limit of their group, and all later exchanges of this rank are a base::UsageError.
 class ShardedTable {
  public:
   /// State of the lookup of one batch. The rows that it has looked up with kInsert are not evicted while it exists.
@@ -88,10 +90,12 @@ class ShardedTable {
   [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, BatchOptions const& options = {});
   /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings. After an exception the batch cannot
   /// be used.
-  /// @throws base::OperationError if a rank is lost
+  /// @throws base::OperationError if a rank is lost; base::UsageError if finish() was called before; std::bad_alloc and
+  ///   std::length_error of Table
   void finish(Batch& batch);
   /// Writes the embeddings of all bags of the features of a merged table, in the order of the features: the weighted
-  /// sum or mean of each list, or one embedding per id.
+  /// sum or mean of each list, or one embedding per id. One rank that reads rows without a copy sees what they have
+  /// learned since finish(); with several ranks the embeddings are those of finish().
   /// @param out (bags of the merged table, dim)
   /// @throws base::UsageError if the batch is not finished, or its rows were removed meanwhile
   void expand(Batch const& batch, std::size_t merged, std::span<float> out);
@@ -104,7 +108,7 @@ class ShardedTable {
   /// may return gradients several times, and several batches may do so before they are applied: their gradients are
   /// added.
   /// @param gradients for each merged table (bags, dim) in the order of expand(), or empty if this rank has none; must
-  ///   not change before they are applied or dropped
+  ///   not be freed or change before they are applied or dropped
   void return_gradients(Batch& batch, std::span<std::span<float const> const> gradients);
   /// The gradient of the weight of each id of a merged table: the dot product of its embedding and the gradient of its
   /// list, which for kMean is divided by the number of ids.
@@ -113,7 +117,9 @@ class ShardedTable {
   /// @param out (ids of all features of the merged table)
   void weight_gradients(Batch const& batch, std::size_t merged, std::span<float const> gradients, std::span<float> out);
   /// Updates the rows of the keys that this rank owns by the gradients returned since the last call. Tables for which
-  /// no rank has a gradient do not change.
+  /// no rank has a gradient do not change. A key without a row at that time is skipped. Gradients are dropped
+  /// afterwards, also after an exception.
+  /// @throws base::UsageError for a rate or divisor that is not finite, or a divisor or step of 0; nothing changes then
   /// @param number of the step, from 1; used by the bias correction of Adam
   /// @param divisor of the gradients, for example the number of ranks
   void apply_gradients(std::uint64_t number, StepRates const& rates, float divisor = 1);
@@ -129,7 +135,9 @@ class ShardedTable {
   struct TableGradient;
   struct Gradients;
 
-  void expect_agreement(std::span<MergedTable const> tables);
+  void make_tables();
+  /// @param error why this rank has no tables; empty: it has
+  void expect_agreement(std::string const& error);
   /// The keys without duplicates if `stage` (kFirst or kSecond) removes them.
   [[nodiscard]] UniqueKeys unique(Keys const& keys, Dedup stage) const;
   /// May an owner have a key twice in one batch?
@@ -161,11 +169,13 @@ class ShardedTable {
   std::unique_ptr<KeyRoom> key_room_;
   std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;
+  bool is_broken_ = false;                                      ///< An exchange has failed: the ranks are out of step.
   std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use_;  ///< Steps of the batches that exist.
   std::vector<std::unique_ptr<Gradients>> pending_;             ///< In the order of return_gradients().
 };
 
-/// See ShardedTable::begin().
+/// See ShardedTable::begin(). A batch that is destroyed before finish() waits until all ranks have begun it. It must
+/// not outlive the group of its exchanger.
 class ShardedTable::Batch {
  public:
   ~Batch();

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,16 +83,18 @@ def _read_all(
     _expect_fitting(folder, manifest, merged_tables, tables, strict=strict, embeddings_only=embeddings_only)
     sources, targets = [], []
     for block in _blocks_of_rank(manifest, rank, num_ranks):
+        if not 0 <= block.group < len(manifest.groups):
+            raise CheckpointError(f"the manifest of the checkpoint {folder} has no merged table {block.group}")
         group = manifest.groups[block.group]
         fields = (block.offset, block.num_bytes, block.crc32, block.pending, block.num_keys)
         fields_and_buckets = (*fields, block.first_bucket, block.end_bucket)
-        sources.append((str(folder / block.file), fields_and_buckets, group["dim"], group["state_size"]))
+        sources.append((os.fsencode(folder / block.file), fields_and_buckets, group["dim"], group["state_size"]))
     for merged, table in zip(merged_tables, tables, strict=True):
         initial_state = initial_state_of(merged.config.optimizer) if embeddings_only else None
         targets.append((table, [table_id_of(each.name) for each in merged.tables], initial_state))
     try:
         _embedding.load_records(sources, targets, rank=rank, num_ranks=num_ranks)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
     for merged, table in zip(merged_tables, tables, strict=True):
         keep_within_limit([each.name for each in merged.tables], table)

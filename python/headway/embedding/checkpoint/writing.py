@@ -152,7 +152,7 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
     """Writes this rank's file. A block is written while the next one is exported."""
-    writer = RecordFileWriter(str(path), records_per_block=_BLOCK_RECORDS)
+    writer = RecordFileWriter(os.fsencode(path), records_per_block=_BLOCK_RECORDS)
     groups: list[int] = []  # The merged table of each block.
     for group, table in enumerate(tables):
         for pending in (False, True):
