@@ -75,6 +75,11 @@ std::uint32_t bucket_of(Records const& records, std::size_t i) {
   return virtual_bucket_of(hash_of({.id = records.ids[i], .table = records.tables[i]}));
 }
 
+/// Names the place of a block in errors.
+std::string place_of(RecordBlock const& block) {
+  return std::to_string(block.num_bytes) + " bytes at " + std::to_string(block.offset);
+}
+
 /// Checks sizes that come from a manifest before memory is taken for them.
 /// @throws std::runtime_error if the block has other bytes than its keys take, or the file ends before it does
 void expect_sizes(RecordSource const& source, int file) {
@@ -82,11 +87,10 @@ void expect_sizes(RecordSource const& source, int file) {
   auto const& block = source.block;
   std::uint64_t const key_bytes =
       block.are_pending ? 16 : 20 + sizeof(float) * (std::uint64_t{source.dim} + source.state_size);
-  auto const where = std::to_string(block.num_bytes) + " bytes at " + std::to_string(block.offset);
   bool const fits = source.dim <= kMostDim && source.state_size <= kMostState &&
                     block.num_keys <= block.num_bytes / key_bytes && block.num_keys * key_bytes == block.num_bytes;
   if (!fits) {
-    throw std::runtime_error(source.path + ": " + where + " are not " + std::to_string(block.num_keys) +
+    throw std::runtime_error(source.path + ": " + place_of(block) + " are not " + std::to_string(block.num_keys) +
                              " records of " + std::to_string(key_bytes) + " bytes");
   }
   struct stat status {};
@@ -94,7 +98,7 @@ void expect_sizes(RecordSource const& source, int file) {
   auto const size = static_cast<std::uint64_t>(status.st_size);
   auto const there = size > block.offset ? size - block.offset : 0;
   if (there < block.num_bytes) {
-    throw std::runtime_error(source.path + " is truncated: " + std::to_string(there) + " of " + where);
+    throw std::runtime_error(source.path + " is truncated: " + std::to_string(there) + " of " + place_of(block));
   }
 }
 
@@ -112,10 +116,6 @@ Records part_of(Records const& listed, std::size_t begin, std::size_t end) {
   result.counts = part(listed.counts);
   return result;
 }
-
-}  // namespace
-
-namespace {
 
 std::size_t expect_at_least_one(std::size_t records_per_block) {
   base::expects(records_per_block > 0, "a block has at least one record");
@@ -205,12 +205,11 @@ Records read_records(RecordSource const& source) {
     sum = base::crc32(column.first(got), sum);
     if (got < column.size()) break;
   }
-  auto const where = std::to_string(block.num_bytes) + " bytes at " + std::to_string(block.offset);
   if (at != block.num_bytes) {
-    throw std::runtime_error(source.path + " is truncated: " + std::to_string(at) + " of " + where);
+    throw std::runtime_error(source.path + " is truncated: " + std::to_string(at) + " of " + place_of(block));
   }
   if (sum != block.crc32) {
-    throw std::runtime_error(source.path + " was altered: the checksum of " + where + " is wrong");
+    throw std::runtime_error(source.path + " was altered: the checksum of " + place_of(block) + " is wrong");
   }
   return records;
 }

@@ -3,9 +3,11 @@
 // Loading of record files: which records of a block a rank takes, and the table that gets them.
 //
 // Example: a block was written when the tables 1 and 2 were merged. Now table 1 is merged with 3, table 2 stands alone,
-// and two ranks share the keys. Rank 0 gives its half of the records of table 1 to one target, and of table 2 to
-// another. Invariants: a record goes to one target of one rank. Rows of all blocks come before keys that wait for a
-// row. Complexity: a block is copied only if some of its records are for another target or rank.
+//   and two ranks share the keys. Rank 0 gives its half of the records of table 1 to one target, and of table 2 to
+//   another.
+// Invariants: a record goes to one target of one rank. Rows of all blocks come before keys that wait for a row.
+//
+// Complexity: a block is copied only if some of its records are for another target or rank.
 
 #include "headway/base/status.hpp"
 #include "headway/embedding/record_file.hpp"

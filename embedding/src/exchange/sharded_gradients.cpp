@@ -11,9 +11,9 @@
 // second batch has gradient h for 6, apply_gradients() makes one update: 5 by g0 + g1, and 6 by g0 + h.
 //
 // Invariants: a gradient is applied if its key has a row at that time, and dropped if it has none.
-//   Gradients are added in the order of ranks, for each rank in the order of its batch, and for several
-// batches
-//   in the order of return_gradients(): same bits in every run. A row takes one update in a step.
+//   Gradients are added in the order of ranks, for each rank in the order of its batch, and for several batches in the
+//   order of return_gradients(): same bits in every run. A row takes one update in a step.
+//
 // Complexity: 1 all-to-all for all merged tables, and one to agree on a norm. O(K dim) operations.
 // Source: MTGRBoost, section 4.3 and figure 8.
 
@@ -129,7 +129,13 @@ std::span<float const> ShardedTable::sums_of(TableGradient& gradient, std::size_
   return *gradient.sums;
 }
 
-UniqueKeys ShardedTable::add(std::span<TableGradient* const> gradients, std::size_t merged, std::vector<float>& sums) {
+Keys ShardedTable::once_each(std::span<TableGradient* const> gradients, std::size_t merged, UniqueKeys& once,
+                             std::vector<float>& sums) {
+  if (gradients.size() == 1 && !may_repeat()) {
+    auto const of_one = sums_of(*gradients.front(), merged);
+    sums.assign(of_one.begin(), of_one.end());
+    return gradients.front()->lookup->found().keys();
+  }
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> tables;
   std::vector<float> values;
@@ -138,10 +144,10 @@ UniqueKeys ShardedTable::add(std::span<TableGradient* const> gradients, std::siz
     auto const more = sums_of(*gradient, merged);
     values.insert(values.end(), more.begin(), more.end());
   }
-  auto unique = deduplicator_->deduplicate({.ids = ids, .tables = tables});
-  sums.resize(unique.size() * widths_[merged]);
-  deduplicator_->reduce(unique, {}, values, sums);
-  return unique;
+  once = deduplicator_->deduplicate({.ids = ids, .tables = tables});
+  sums.resize(once.size() * widths_[merged]);
+  deduplicator_->reduce(once, {}, values, sums);
+  return once.keys();
 }
 
 void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, float divisor) {
@@ -176,13 +182,10 @@ double ShardedTable::gradient_norm() {
   double squares = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const gradients = pending(merged);
+    if (gradients.empty()) continue;
+    UniqueKeys once;
     std::vector<float> sums;
-    if (gradients.size() > 1 || (!gradients.empty() && may_repeat())) {
-      static_cast<void>(add(gradients, merged, sums));
-    } else if (!gradients.empty()) {
-      auto const of_one = sums_of(*gradients[0], merged);
-      sums.assign(of_one.begin(), of_one.end());
-    }
+    static_cast<void>(once_each(gradients, merged, once, sums));
     for (float const value : sums) squares += static_cast<double>(value) * value;
   }
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
@@ -207,8 +210,8 @@ void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gr
   if (gradients.size() == 1 && !may_repeat() && has_one_rate && !first.sums) {
     std::vector<RowId> present;
     auto rows = present_rows(lookup, merged, present);
-    if (std::ranges::find(rows, RowId::kNone) != rows.end()) {  // The key may have got a row since, by another batch.
-      present.resize(rows.size());
+    if (present.empty() && std::ranges::find(rows, RowId::kNone) != rows.end()) {
+      present.resize(rows.size());  // A key may have got a row since, by another batch.
       table.find(lookup.found().keys(), present, {});
       rows = present;
     }
@@ -223,16 +226,9 @@ void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gr
                              lookup.in_rows ? first.bag_gradients : std::span<float const>(first.values),
                              {.learning_rate = rate, .number = number});
   }
-  std::vector<float> sums;
   UniqueKeys once;
-  Keys keys = lookup.found().keys();
-  if (gradients.size() > 1 || may_repeat()) {
-    once = add(gradients, merged, sums);
-    keys = once.keys();
-  } else {
-    auto const of_one = sums_of(first, merged);
-    sums.assign(of_one.begin(), of_one.end());
-  }
+  std::vector<float> sums;
+  Keys const keys = once_each(gradients, merged, once, sums);
   divide(sums, divisor);
   std::vector<RowId> rows(keys.size());
   table.find(keys, rows, {});

@@ -156,8 +156,11 @@ class ShardedTable {
   std::span<float const> sums_of(TableGradient& gradient, std::size_t merged);
   /// The pending gradients of a merged table.
   [[nodiscard]] std::vector<TableGradient*> pending(std::size_t merged);
-  /// The sums of several gradients of a merged table, in which each key occurs once.
-  [[nodiscard]] UniqueKeys add(std::span<TableGradient* const> gradients, std::size_t merged, std::vector<float>& sums);
+  /// The keys of some gradients of a merged table, each once, and the sum of the gradients of each.
+  /// @param once memory of the keys, unless one lookup has them
+  /// @param sums gets (keys, dim)
+  Keys once_each(std::span<TableGradient* const> gradients, std::size_t merged, UniqueKeys& once,
+                 std::vector<float>& sums);
 
   std::unique_ptr<Exchanger> exchanger_;
   ShardedTableOptions options_;
