@@ -1,163 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// ShardedTable: any number of ranks gives what one rank gives that has all their batches, in all modes.
-
-#include "headway/embedding/sharded_table.hpp"
+// Lookups of a ShardedTable: any number of ranks gives what one rank gives that has all their batches, in all modes.
 
 #include "headway/base/status.hpp"
-#include "headway/comm/group.hpp"
-#include "headway/embedding/group_exchanger.hpp"
-#include "headway/embedding/routing.hpp"
+#include "sharded_table_fixture.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <map>
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace headway::embedding {
 namespace {
-
-constexpr std::uint32_t kUsers = 1, kTags = 2, kItems = 7;  ///< Numbers of tables; the first two are merged.
-constexpr std::size_t kNumLists = 5;
-
-/// Features of one rank's batch, with their memory.
-struct RankBatch {
-  std::vector<std::int64_t> users, tags, items;
-  std::vector<std::int64_t> user_lengths, tag_lengths, item_lengths;
-  std::vector<float> tag_weights;
-  std::vector<std::vector<float>> gradients;  ///< (merged tables) One for each bag.
-
-  [[nodiscard]] std::vector<Feature> features() const {
-    auto const integers = [](std::vector<std::int64_t> const& of) { return Integers{of.data(), of.size()}; };
-    return {{.name = "user", .table = kUsers, .ids = integers(users), .lengths = integers(user_lengths)},
-            {.name = "tags",
-             .table = kTags,
-             .pooling = Pooling::kSum,
-             .ids = integers(tags),
-             .lengths = integers(tag_lengths),
-             .weights = tag_weights},
-            {.name = "items",
-             .table = kItems,
-             .pooling = Pooling::kSum,
-             .ids = integers(items),
-             .lengths = integers(item_lengths)}};
-  }
-};
-
-std::vector<MergedTable> tables_with(kernels::OptimizerKind optimizer) {
-  TableOptions narrow{.dim = 3, .initializer = Initializer::uniform(-1, 1, 5)};
-  narrow.optimizer.kind = optimizer;
-  TableOptions wide = narrow;
-  wide.dim = 8;
-  return {{.options = narrow, .tables = {kUsers, kTags}}, {.options = wide, .tables = {kItems}}};
-}
-
-/// Random ids, of which many repeat. Gradients and weights are small integers, so their sums are exact in any order.
-RankBatch random_batch(std::mt19937& random) {
-  RankBatch batch;
-  auto const fill = [&](std::vector<std::int64_t>& ids, std::vector<std::int64_t>& lengths) {
-    for (std::size_t list = 0; list < kNumLists; ++list) {
-      lengths.push_back(random() % 4);
-      for (std::int64_t i = 0; i < lengths.back(); ++i) ids.push_back(random() % 12);
-    }
-  };
-  fill(batch.users, batch.user_lengths);
-  fill(batch.tags, batch.tag_lengths);
-  fill(batch.items, batch.item_lengths);
-  for (std::size_t i = 0; i < batch.tags.size(); ++i) batch.tag_weights.push_back(static_cast<float>(random() % 3));
-  for (auto const& [bags, dim] : {std::pair(batch.users.size() + kNumLists, 3), std::pair(kNumLists, 8)}) {
-    auto& gradients = batch.gradients.emplace_back();
-    for (std::size_t i = 0; i < bags * static_cast<std::size_t>(dim); ++i) {
-      gradients.push_back(static_cast<float>(random() % 5) - 2);
-    }
-  }
-  return batch;
-}
-
-/// One batch with all lists of several ranks. Each feature has the ranks' lists one after the other.
-RankBatch join(std::vector<RankBatch> const& batches) {
-  RankBatch all;
-  auto const append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
-  for (auto const& each : batches) {
-    append(all.users, each.users), append(all.user_lengths, each.user_lengths);
-    append(all.tags, each.tags), append(all.tag_lengths, each.tag_lengths);
-    append(all.items, each.items), append(all.item_lengths, each.item_lengths);
-    append(all.tag_weights, each.tag_weights);
-  }
-  all.gradients.resize(2);
-  for (auto const& each : batches) {
-    append(all.gradients[0], std::vector(each.gradients[0].begin(), each.gradients[0].end() - kNumLists * 3));
-    append(all.gradients[1], each.gradients[1]);
-  }
-  for (auto const& each : batches) {
-    append(all.gradients[0], std::vector(each.gradients[0].end() - kNumLists * 3, each.gradients[0].end()));
-  }
-  return all;
-}
-
-using Outputs = std::vector<std::vector<float>>;
-
-Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch) {
-  Outputs outputs;
-  for (std::size_t merged = 0; merged < tables.num_tables(); ++merged) {
-    outputs.emplace_back(batch.num_bags(merged) * tables.table(merged).dim());
-    tables.expand(batch, merged, outputs.back());
-  }
-  return outputs;
-}
-
-void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs const& gradients, std::uint64_t step) {
-  std::vector<std::span<float const>> const views(gradients.begin(), gradients.end());
-  tables.return_gradients(batch, views);
-  tables.apply_gradients(step, {.rate = 0.5}, 2);
-}
-
-/// Runs `body` on `size` ranks, each in a thread. An exception of one fails the test.
-void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exchanger>)> const& body) {
-  comm::MemoryStore store;
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        comm::GroupOptions options;
-        options.transport = comm::Transport::kInproc;
-        auto const group = comm::Group::connect(rank, size, store, options);
-        body(rank, std::make_unique<GroupExchanger>(*group));
-      } catch (std::exception const& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-}
-
-/// All that tables store, by key.
-using Contents = std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>>;
-
-void add_contents(Contents& contents, Table& table) {
-  auto const listed = table.list(0, kNumVirtualBuckets);
-  auto const records = table.export_records(listed.keys());
-  for (std::size_t i = 0; i < records.ids.size(); ++i) {
-    auto& values = contents[{records.tables[i], records.ids[i]}];
-    EXPECT_TRUE(values.empty()) << "two ranks have key " << records.ids[i];
-    values = {static_cast<float>(records.counts[i]), static_cast<float>(records.steps[i])};
-    auto const of_row = [i](std::vector<float> const& all, std::size_t width) {
-      return std::span(all).subspan(i * width, width);
-    };
-    for (float const value : of_row(records.embeddings, table.dim())) values.push_back(value);
-    for (float const value : of_row(records.states, table.state_size())) values.push_back(value);
-  }
-}
-
-using Mode = std::tuple<int, Dedup, kernels::OptimizerKind>;
 
 class ShardedTableTest : public testing::TestWithParam<Mode> {};
 
@@ -209,59 +67,7 @@ TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
   EXPECT_EQ(all_contents, expected_contents);
 }
 
-/// Looks up two batches, returns the gradients of the first and twice those of the second, and applies them together.
-/// @returns the norm of the gradients, before they are doubled
-double train_two(ShardedTable& tables, RankBatch const& first, RankBatch const& second) {
-  tables.begin_step(1);
-  double norm = 0;
-  {
-    auto const one = tables.begin(first.features()), two = tables.begin(second.features());
-    tables.finish(*one);
-    tables.finish(*two);
-    for (auto const& [batch, own] : {std::pair(one.get(), &first), std::pair(two.get(), &second)}) {
-      std::vector<std::span<float const>> const views(own->gradients.begin(), own->gradients.end());
-      tables.return_gradients(*batch, views);
-      if (own == &second) tables.return_gradients(*batch, views);
-    }
-  }
-  norm = tables.gradient_norm();
-  tables.scale_gradients(2);
-  EXPECT_EQ(tables.gradient_norm(), 2 * norm);
-  tables.apply_gradients(1, {.rate = 0.5, .of_tables = {{kTags, 0.25}}}, 4);
-  EXPECT_EQ(tables.gradient_norm(), 0) << "none are left";
-  return norm;
-}
-
-TEST_P(ShardedTableTest, GradientsOfSeveralBatchesAreAddedAndTablesHaveTheirRates) {
-  auto const [size, dedup, optimizer] = GetParam();
-  std::mt19937 random(9);
-  std::vector<RankBatch> first, second;
-  for (int rank = 0; rank < size; ++rank) {
-    first.push_back(random_batch(random));
-    second.push_back(random_batch(random));
-  }
-  ShardedTable alone(tables_with(optimizer), make_local_exchanger());
-  double const expected_norm = train_two(alone, join(first), join(second));
-  EXPECT_GT(expected_norm, 0);
-  Contents expected, all;
-  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(expected, alone.table(merged));
-  std::vector<Contents> contents(static_cast<std::size_t>(size));
-  run_ranks(size, [&, dedup = dedup, optimizer = optimizer](int rank, std::unique_ptr<Exchanger> exchanger) {
-    auto const at = static_cast<std::size_t>(rank);
-    ShardedTable tables(tables_with(optimizer), std::move(exchanger), {.dedup = dedup});
-    EXPECT_NEAR(train_two(tables, first[at], second[at]), expected_norm, 1e-9 * expected_norm);
-    for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
-  });
-  for (auto& each : contents) all.merge(each);
-  EXPECT_EQ(all, expected);
-}
-
-INSTANTIATE_TEST_SUITE_P(Modes, ShardedTableTest,
-                         testing::Combine(testing::Values(1, 2, 3),
-                                          testing::Values(Dedup::kNone, Dedup::kFirst, Dedup::kSecond, Dedup::kBoth),
-                                          testing::Values(kernels::OptimizerKind::kSgd,
-                                                          kernels::OptimizerKind::kRowWiseAdagrad,
-                                                          kernels::OptimizerKind::kAdam)));
+INSTANTIATE_TEST_SUITE_P(Modes, ShardedTableTest, all_modes());
 
 TEST(ShardedTable, SeveralBatchesMayBeBegunBeforeTheFirstIsFinished) {
   std::mt19937 random(3);
@@ -384,89 +190,6 @@ TEST(ShardedTable, BadFeaturesAreNamedAndNothingIsSent) {
   EXPECT_THROW(ShardedTable(twice, make_local_exchanger()), base::UsageError);
 }
 
-TEST(ShardedTable, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
-  std::mt19937 random(1);
-  std::vector<RankBatch> const batches{random_batch(random), random_batch(random)};
-  run_ranks(2, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
-    auto const& own = batches[static_cast<std::size_t>(rank)];
-    ShardedTable tables(tables_with(kernels::OptimizerKind::kAdam), std::move(exchanger));
-    auto const batch = tables.begin(own.features());
-    tables.finish(*batch);
-    Contents before, after;
-    add_contents(before, tables.table(0));
-    add_contents(before, tables.table(1));
-    train(tables, *batch, {rank == 0 ? own.gradients[0] : std::vector<float>(), {}}, 1);
-    add_contents(after, tables.table(0));
-    add_contents(after, tables.table(1));
-    for (auto const& [key, values] : after) {
-      if (key.first == kItems) {
-        EXPECT_EQ(values, before[key]) << "no rank has a gradient of this table";
-      }
-    }
-    EXPECT_NE(after, before) << "rank 0 has gradients of the other one";
-  });
-}
-
-/// Contents of tables on one rank after a step of SGD with these rates. The gradients are dropped first if `drops`.
-Contents contents_after_step(StepRates const& rates, bool drops = false) {
-  std::mt19937 random(2);
-  RankBatch const own = random_batch(random);
-  ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), make_local_exchanger());
-  auto const batch = tables.begin(own.features());
-  tables.finish(*batch);
-  std::vector<std::span<float const>> const views(own.gradients.begin(), own.gradients.end());
-  tables.return_gradients(*batch, views);
-  if (drops) tables.drop_gradients();
-  tables.apply_gradients(1, rates);
-  Contents contents;
-  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents, tables.table(merged));
-  return contents;
-}
-
-TEST(ShardedTable, ATableLearnsAtItsOwnRate) {
-  auto const both = contents_after_step({.rate = 0.5, .of_tables = {{kTags, 0.25}}});
-  auto const fast = contents_after_step({.rate = 0.5}), slow = contents_after_step({.rate = 0.25});
-  for (auto const& [key, values] : both) {
-    EXPECT_EQ(values, key.first == kTags ? slow.at(key) : fast.at(key)) << "table " << key.first;
-  }
-  EXPECT_NE(fast, slow);
-  EXPECT_EQ(contents_after_step({.rate = 0.5}, true), contents_after_step({.rate = 0})) << "dropped";
-}
-
-TEST(ShardedTable, RatesThatAreNoNumbersChangeNothing) {
-  ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), make_local_exchanger());
-  EXPECT_THROW(tables.apply_gradients(1, {.rate = 0.1, .of_tables = {{kItems, std::nan("")}}}), base::UsageError);
-  EXPECT_THROW(tables.apply_gradients(0, {.rate = 0.1}), base::UsageError);
-  EXPECT_THROW(tables.apply_gradients(1, {.rate = 0.1}, 0), base::UsageError);
-}
-
-TEST(ShardedTable, AGradientIsAppliedIfItsKeyHasARowByThen) {
-  for (bool const reads_norm : {false, true}) {
-    auto options = tables_with(kernels::OptimizerKind::kSgd);
-    options.resize(1);
-    options[0].options.min_count = 2;
-    ShardedTable tables(options, make_local_exchanger());
-    std::int64_t const id = 7, length = 1;
-    std::vector<Feature> const features{{.name = "user", .table = kUsers, .ids = {&id, 1}, .lengths = {&length, 1}}};
-    auto const first = tables.begin(features);
-    tables.finish(*first);
-    EXPECT_EQ(tables.table(0).size().rows, 0U) << "it waits for a row";
-    std::vector<float> const gradients(3, 1);
-    std::vector<std::span<float const>> const views{gradients};
-    tables.return_gradients(*first, views);
-    tables.finish(*tables.begin(features));
-    if (reads_norm) {
-      EXPECT_EQ(tables.gradient_norm(), std::sqrt(3.0));
-    }
-    tables.apply_gradients(1, {.rate = 0.5});
-    std::vector<float> expected(3);
-    Initializer::uniform(-1, 1, 5).fill({.id = 7, .table = kUsers}, expected);
-    for (float& value : expected) value -= 0.5F;
-    auto const records = tables.table(0).export_records(tables.table(0).list(0, kNumVirtualBuckets).keys());
-    EXPECT_EQ(records.embeddings, expected);
-  }
-}
-
 TEST(ShardedTable, ARankWithBadOptionsTellsTheOthers) {
   run_ranks(2, [](int rank, std::unique_ptr<Exchanger> exchanger) {
     auto tables = tables_with(kernels::OptimizerKind::kSgd);
@@ -559,39 +282,6 @@ TEST(ShardedTable, UnknownIdsAreReadAsZerosIfWanted) {
         initial.fill({.id = 3, .table = kTags}, std::span(expected).last(3));
         EXPECT_EQ(expand_all(tables, *batch)[0], expected) << "rank " << rank << " of " << size;
       }
-    });
-  }
-}
-
-TEST(ShardedTable, GradientsOfWeightsTimesWeightsAreTheLoss) {
-  std::mt19937 random(4);
-  for (int const size : {1, 2}) {
-    std::vector<RankBatch> const batches{random_batch(random), random_batch(random)};
-    run_ranks(size, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
-      auto const& own = batches[static_cast<std::size_t>(rank)];
-      ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger));
-      auto features = own.features();
-      features[2].pooling = Pooling::kMean;
-      auto const batch = tables.begin(features, {.keeps_embeddings = true});
-      tables.finish(*batch);
-      auto const outputs = expand_all(tables, *batch);
-      for (std::size_t merged = 0; merged < 2; ++merged) {
-        auto const& gradients = own.gradients[merged];
-        // The loss is the dot product of outputs and gradients, which is linear in the weights.
-        double loss = 0, sum = 0;
-        for (std::size_t i = 0; i < gradients.size(); ++i) loss += gradients[i] * outputs[merged][i];
-        std::vector<float> weights(merged == 0 ? own.users.size() : own.items.size(), 1);
-        if (merged == 0) weights.insert(weights.end(), own.tag_weights.begin(), own.tag_weights.end());
-        std::vector<float> of_weights(weights.size());
-        tables.weight_gradients(*batch, merged, gradients, of_weights);
-        for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * of_weights[i];
-        EXPECT_NEAR(sum, loss, 1e-4) << "merged table " << merged;
-        EXPECT_NE(loss, 0);
-      }
-      auto const without = tables.begin(features);
-      tables.finish(*without);
-      std::vector<float> room(own.items.size());
-      EXPECT_THROW(tables.weight_gradients(*without, 1, own.gradients[1], room), base::UsageError);
     });
   }
 }

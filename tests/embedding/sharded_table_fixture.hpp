@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Batches, tables and ranks for tests of ShardedTable.
+
+#pragma once
+
+#include "headway/comm/group.hpp"
+#include "headway/embedding/group_exchanger.hpp"
+#include "headway/embedding/routing.hpp"
+#include "headway/embedding/sharded_table.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+inline constexpr std::uint32_t kUsers = 1, kTags = 2, kItems = 7;  ///< Numbers of tables; the first two are merged.
+inline constexpr std::size_t kNumLists = 5;
+
+/// Features of one rank's batch, with their memory.
+struct RankBatch {
+  std::vector<std::int64_t> users, tags, items;
+  std::vector<std::int64_t> user_lengths, tag_lengths, item_lengths;
+  std::vector<float> tag_weights;
+  std::vector<std::vector<float>> gradients;  ///< (merged tables) One for each bag.
+
+  [[nodiscard]] std::vector<Feature> features() const {
+    auto const integers = [](std::vector<std::int64_t> const& of) { return Integers{of.data(), of.size()}; };
+    return {{.name = "user", .table = kUsers, .ids = integers(users), .lengths = integers(user_lengths)},
+            {.name = "tags",
+             .table = kTags,
+             .pooling = Pooling::kSum,
+             .ids = integers(tags),
+             .lengths = integers(tag_lengths),
+             .weights = tag_weights},
+            {.name = "items",
+             .table = kItems,
+             .pooling = Pooling::kSum,
+             .ids = integers(items),
+             .lengths = integers(item_lengths)}};
+  }
+};
+
+inline std::vector<MergedTable> tables_with(kernels::OptimizerKind optimizer) {
+  TableOptions narrow{.dim = 3, .initializer = Initializer::uniform(-1, 1, 5)};
+  narrow.optimizer.kind = optimizer;
+  TableOptions wide = narrow;
+  wide.dim = 8;
+  return {{.options = narrow, .tables = {kUsers, kTags}}, {.options = wide, .tables = {kItems}}};
+}
+
+/// Random ids, of which many repeat. Gradients and weights are small integers, so their sums are exact in any order.
+inline RankBatch random_batch(std::mt19937& random) {
+  RankBatch batch;
+  auto const fill = [&](std::vector<std::int64_t>& ids, std::vector<std::int64_t>& lengths) {
+    for (std::size_t list = 0; list < kNumLists; ++list) {
+      lengths.push_back(random() % 4);
+      for (std::int64_t i = 0; i < lengths.back(); ++i) ids.push_back(random() % 12);
+    }
+  };
+  fill(batch.users, batch.user_lengths);
+  fill(batch.tags, batch.tag_lengths);
+  fill(batch.items, batch.item_lengths);
+  for (std::size_t i = 0; i < batch.tags.size(); ++i) batch.tag_weights.push_back(static_cast<float>(random() % 3));
+  for (auto const& [bags, dim] : {std::pair(batch.users.size() + kNumLists, 3), std::pair(kNumLists, 8)}) {
+    auto& gradients = batch.gradients.emplace_back();
+    for (std::size_t i = 0; i < bags * static_cast<std::size_t>(dim); ++i) {
+      gradients.push_back(static_cast<float>(random() % 5) - 2);
+    }
+  }
+  return batch;
+}
+
+/// One batch with all lists of several ranks. Each feature has the ranks' lists one after the other.
+inline RankBatch join(std::vector<RankBatch> const& batches) {
+  RankBatch all;
+  auto const append = [](auto& to, auto const& from) { to.insert(to.end(), from.begin(), from.end()); };
+  for (auto const& each : batches) {
+    append(all.users, each.users), append(all.user_lengths, each.user_lengths);
+    append(all.tags, each.tags), append(all.tag_lengths, each.tag_lengths);
+    append(all.items, each.items), append(all.item_lengths, each.item_lengths);
+    append(all.tag_weights, each.tag_weights);
+  }
+  all.gradients.resize(2);
+  for (auto const& each : batches) {
+    append(all.gradients[0], std::vector(each.gradients[0].begin(), each.gradients[0].end() - kNumLists * 3));
+    append(all.gradients[1], each.gradients[1]);
+  }
+  for (auto const& each : batches) {
+    append(all.gradients[0], std::vector(each.gradients[0].end() - kNumLists * 3, each.gradients[0].end()));
+  }
+  return all;
+}
+
+using Outputs = std::vector<std::vector<float>>;
+
+inline Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch) {
+  Outputs outputs;
+  for (std::size_t merged = 0; merged < tables.num_tables(); ++merged) {
+    outputs.emplace_back(batch.num_bags(merged) * tables.table(merged).dim());
+    tables.expand(batch, merged, outputs.back());
+  }
+  return outputs;
+}
+
+inline void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs const& gradients, std::uint64_t step) {
+  std::vector<std::span<float const>> const views(gradients.begin(), gradients.end());
+  tables.return_gradients(batch, views);
+  tables.apply_gradients(step, {.rate = 0.5}, 2);
+}
+
+/// Runs `body` on `size` ranks, each in a thread. An exception of one fails the test.
+inline void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exchanger>)> const& body) {
+  comm::MemoryStore store;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        comm::GroupOptions options;
+        options.transport = comm::Transport::kInproc;
+        auto const group = comm::Group::connect(rank, size, store, options);
+        body(rank, std::make_unique<GroupExchanger>(*group));
+      } catch (std::exception const& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+}
+
+/// All that tables store, by key.
+using Contents = std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>>;
+
+inline void add_contents(Contents& contents, Table& table) {
+  auto const listed = table.list(0, kNumVirtualBuckets);
+  auto const records = table.export_records(listed.keys());
+  for (std::size_t i = 0; i < records.ids.size(); ++i) {
+    auto& values = contents[{records.tables[i], records.ids[i]}];
+    EXPECT_TRUE(values.empty()) << "two ranks have key " << records.ids[i];
+    values = {static_cast<float>(records.counts[i]), static_cast<float>(records.steps[i])};
+    auto const of_row = [i](std::vector<float> const& all, std::size_t width) {
+      return std::span(all).subspan(i * width, width);
+    };
+    for (float const value : of_row(records.embeddings, table.dim())) values.push_back(value);
+    for (float const value : of_row(records.states, table.state_size())) values.push_back(value);
+  }
+}
+
+/// Ranks, dedup and optimizer of a test.
+using Mode = std::tuple<int, Dedup, kernels::OptimizerKind>;
+
+/// All modes, for INSTANTIATE_TEST_SUITE_P.
+inline auto all_modes() {
+  return testing::Combine(testing::Values(1, 2, 3),
+                          testing::Values(Dedup::kNone, Dedup::kFirst, Dedup::kSecond, Dedup::kBoth),
+                          testing::Values(kernels::OptimizerKind::kSgd, kernels::OptimizerKind::kRowWiseAdagrad,
+                                          kernels::OptimizerKind::kAdam));
+}
+
+}  // namespace headway::embedding
