@@ -42,7 +42,7 @@ double train_two(ShardedTable& tables, RankBatch const& first, RankBatch const& 
 }
 
 TEST_P(ShardedGradientsTest, GradientsOfSeveralBatchesAreAddedAndTablesHaveTheirRates) {
-  auto const [size, dedup, optimizer] = GetParam();
+  auto const [size, dedup, optimizer, sizes] = GetParam();
   std::mt19937 random(9);
   std::vector<RankBatch> first, second;
   for (int rank = 0; rank < size; ++rank) {
@@ -55,12 +55,13 @@ TEST_P(ShardedGradientsTest, GradientsOfSeveralBatchesAreAddedAndTablesHaveTheir
   Contents expected, all;
   for (std::size_t merged = 0; merged < 2; ++merged) add_contents(expected, alone.table(merged));
   std::vector<Contents> contents(static_cast<std::size_t>(size));
-  run_ranks(size, [&, dedup = dedup, optimizer = optimizer](int rank, std::unique_ptr<Exchanger> exchanger) {
-    auto const at = static_cast<std::size_t>(rank);
-    ShardedTable tables(tables_with(optimizer), std::move(exchanger), {.dedup = dedup});
-    EXPECT_NEAR(train_two(tables, first[at], second[at]), expected_norm, 1e-9 * expected_norm);
-    for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
-  });
+  run_ranks(size,
+            [&, dedup = dedup, optimizer = optimizer, sizes = sizes](int rank, std::unique_ptr<Exchanger> exchanger) {
+              auto const at = static_cast<std::size_t>(rank);
+              ShardedTable tables(tables_with(optimizer), with(sizes, std::move(exchanger)), {.dedup = dedup});
+              EXPECT_NEAR(train_two(tables, first[at], second[at]), expected_norm, 1e-9 * expected_norm);
+              for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
+            });
   for (auto& each : contents) all.merge(each);
   EXPECT_EQ(all, expected);
 }

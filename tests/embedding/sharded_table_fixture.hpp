@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "headway/base/status.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/embedding/group_exchanger.hpp"
 #include "headway/embedding/routing.hpp"
@@ -154,15 +155,55 @@ inline void add_contents(Contents& contents, Table& table) {
   }
 }
 
-/// Ranks, dedup and optimizer of a test.
-using Mode = std::tuple<int, Dedup, kernels::OptimizerKind>;
+/// An exchanger that needs sizes before, like a process group of PyTorch.
+class SizedExchanger final : public Exchanger {
+ public:
+  explicit SizedExchanger(std::unique_ptr<Exchanger> below) : below_(std::move(below)) {}
+
+  [[nodiscard]] int rank() const override { return below_->rank(); }
+  [[nodiscard]] int size() const override { return below_->size(); }
+  [[nodiscard]] bool takes_capacities() const override { return false; }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes) override {
+    EXPECT_TRUE(received_bytes.empty());
+    for (std::size_t i = 1; i < sends.size(); ++i) {
+      EXPECT_EQ(sends[i].data(), sends[i - 1].data() + sends[i - 1].size()) << "blocks lie one after the other";
+      EXPECT_EQ(receives[i].data(), receives[i - 1].data() + receives[i - 1].size());
+    }
+    return below_->start(sends, receives);
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> /*block*/, int /*peer*/,
+                                               std::uint64_t /*number*/) override {
+    throw base::UsageError("messages between two ranks are not there");
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> /*block*/, int /*peer*/,
+                                                  std::uint64_t /*number*/) override {
+    throw base::UsageError("messages between two ranks are not there");
+  }
+
+ private:
+  std::unique_ptr<Exchanger> below_;
+};
+
+/// Does the receiver of keys know their number before, or does it offer room?
+enum class Sizes : std::uint8_t { kCapacity, kFirst };
+
+inline std::unique_ptr<Exchanger> with(Sizes sizes, std::unique_ptr<Exchanger> exchanger) {
+  if (sizes == Sizes::kCapacity) return exchanger;
+  return std::make_unique<SizedExchanger>(std::move(exchanger));
+}
+
+/// Ranks, dedup, optimizer and sizes of a test.
+using Mode = std::tuple<int, Dedup, kernels::OptimizerKind, Sizes>;
 
 /// All modes, for INSTANTIATE_TEST_SUITE_P.
 inline auto all_modes() {
   return testing::Combine(testing::Values(1, 2, 3),
                           testing::Values(Dedup::kNone, Dedup::kFirst, Dedup::kSecond, Dedup::kBoth),
                           testing::Values(kernels::OptimizerKind::kSgd, kernels::OptimizerKind::kRowWiseAdagrad,
-                                          kernels::OptimizerKind::kAdam));
+                                          kernels::OptimizerKind::kAdam),
+                          testing::Values(Sizes::kCapacity, Sizes::kFirst));
 }
 
 }  // namespace headway::embedding

@@ -20,7 +20,7 @@ namespace {
 class ShardedTableTest : public testing::TestWithParam<Mode> {};
 
 TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
-  auto const [size, dedup, optimizer] = GetParam();
+  auto const [size, dedup, optimizer, sizes] = GetParam();
   constexpr std::uint32_t kSteps = 4;
   std::mt19937 random(7);
   std::vector<std::vector<RankBatch>> batches(kSteps);
@@ -43,19 +43,20 @@ TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
 
   std::vector<std::vector<Outputs>> outputs(kSteps, std::vector<Outputs>(static_cast<std::size_t>(size)));
   std::vector<Contents> contents(static_cast<std::size_t>(size));
-  run_ranks(size, [&, dedup = dedup, optimizer = optimizer](int rank, std::unique_ptr<Exchanger> exchanger) {
-    auto const at = static_cast<std::size_t>(rank);
-    ShardedTable tables(tables_with(optimizer), std::move(exchanger), {.dedup = dedup});
-    for (std::uint32_t step = 1; step <= kSteps; ++step) {
-      RankBatch const& own = batches[step - 1][at];
-      tables.begin_step(step);
-      auto const batch = tables.begin(own.features());
-      tables.finish(*batch);
-      outputs[step - 1][at] = expand_all(tables, *batch);
-      train(tables, *batch, own.gradients, step);
-    }
-    for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
-  });
+  run_ranks(size,
+            [&, dedup = dedup, optimizer = optimizer, sizes = sizes](int rank, std::unique_ptr<Exchanger> exchanger) {
+              auto const at = static_cast<std::size_t>(rank);
+              ShardedTable tables(tables_with(optimizer), with(sizes, std::move(exchanger)), {.dedup = dedup});
+              for (std::uint32_t step = 1; step <= kSteps; ++step) {
+                RankBatch const& own = batches[step - 1][at];
+                tables.begin_step(step);
+                auto const batch = tables.begin(own.features());
+                tables.finish(*batch);
+                outputs[step - 1][at] = expand_all(tables, *batch);
+                train(tables, *batch, own.gradients, step);
+              }
+              for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
+            });
 
   for (std::uint32_t step = 0; step < kSteps; ++step) {
     std::vector<RankBatch> as_batches = batches[step];
@@ -99,6 +100,7 @@ class CountingExchanger final : public Exchanger {
 
   [[nodiscard]] int rank() const override { return below_->rank(); }
   [[nodiscard]] int size() const override { return below_->size(); }
+  [[nodiscard]] bool takes_capacities() const override { return below_->takes_capacities(); }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
                                                 std::span<std::size_t> received_bytes) override {
@@ -203,29 +205,39 @@ TEST(ShardedTable, ARankWithBadOptionsTellsTheOthers) {
   });
 }
 
-/// Fails the exchange with this number.
+/// One of two ranks, of which the other does the same. Fails the exchange with this number.
 class FailingExchanger final : public Exchanger {
  public:
-  explicit FailingExchanger(int fails_at) : below_(make_local_exchanger()), fails_at_(fails_at) {}
+  explicit FailingExchanger(int fails_at) : fails_at_(fails_at) {}
 
   [[nodiscard]] int rank() const override { return 0; }
-  [[nodiscard]] int size() const override { return 1; }
+  [[nodiscard]] int size() const override { return 2; }
+  [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
                                                 std::span<std::size_t> received_bytes) override {
     if (--fails_at_ == 0) throw base::OperationError({base::StatusCode::kPeerLost, "a rank was lost"});
-    return below_->start(sends, receives, received_bytes);
+    for (std::size_t i = 0; i < sends.size(); ++i) {
+      std::ranges::copy(sends[i], receives[i].begin());
+      if (!received_bytes.empty()) received_bytes[i] = sends[i].size();
+    }
+    return std::make_unique<Done>();
   }
-  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                               std::uint64_t number) override {
-    return below_->send(block, peer, number);
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> /*block*/, int /*peer*/,
+                                               std::uint64_t /*number*/) override {
+    return std::make_unique<Done>();
   }
-  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
-    return below_->receive(block, peer, number);
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> /*block*/, int /*peer*/,
+                                                  std::uint64_t /*number*/) override {
+    return std::make_unique<Done>();
   }
 
  private:
-  std::unique_ptr<Exchanger> below_;
+  class Done final : public Exchange {
+   public:
+    void wait() override {}
+  };
+
   int fails_at_;
 };
 

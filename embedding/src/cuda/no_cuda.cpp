@@ -3,6 +3,7 @@
 // Stubs of the CUDA functions for builds without CUDA. They throw.
 
 #include "headway/base/status.hpp"
+#include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/cuda_deduplicator.hpp"
 #include "headway/embedding/cuda_table.hpp"
 #include "headway/embedding/features.hpp"
@@ -20,6 +21,8 @@ namespace {
 std::unique_ptr<Table> make_cuda_table(TableOptions const& /*options*/, CudaPlace const& /*place*/) { refuse(); }
 
 std::unique_ptr<CudaDeduplicator> make_cuda_deduplicator(CudaPlace const& /*place*/) { refuse(); }
+
+std::shared_ptr<BatchDevice> make_cuda_batch_device(CudaPlace const& /*place*/, CudaAllocate /*allocate*/) { refuse(); }
 
 void join_features(std::span<Feature const> /*features*/, JoinedFeatures const& /*out*/, CudaPlace const& /*place*/) {
   refuse();

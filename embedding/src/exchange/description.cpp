@@ -19,18 +19,19 @@ std::string describe(std::span<MergedTable const> tables, Dedup dedup) {
   std::ostringstream text;
   text.precision(17);  // All digits: options that differ in the last one disagree.
   text << "dedup " << kDedups[static_cast<std::size_t>(dedup)];
-  for (auto const& [options, numbers, reads_unknown_as_zeros] : tables) {
+  for (auto const& table : tables) {
+    auto const& options = table.options;
     auto const& values = options.initializer.values();
     auto const& optimizer = options.optimizer;
     text << "; tables";
-    for (auto const number : numbers) text << ' ' << number;
+    for (auto const number : table.tables) text << ' ' << number;
     text << ": dim " << options.dim << ", " << kLaws[static_cast<std::size_t>(values.law)] << '(' << values.base << ", "
          << values.width << ", seed " << values.seed << "), " << kOptimizers[static_cast<std::size_t>(optimizer.kind)]
          << "(epsilon " << optimizer.epsilon << ", betas " << optimizer.beta1 << ' ' << optimizer.beta2
          << ", accumulator " << optimizer.initial_accumulator << ", weight decay " << optimizer.weight_decay
          << (optimizer.decay == kernels::WeightDecay::kL2 ? " L2" : " decoupled") << "), min_count "
          << options.min_count << ", hot_count " << options.hot_count << ", time_to_live " << options.time_to_live
-         << (reads_unknown_as_zeros ? ", unknown ids read as zeros" : "");
+         << (table.reads_unknown_as_zeros ? ", unknown ids read as zeros" : "");
   }
   return text.str();
 }

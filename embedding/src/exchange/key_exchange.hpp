@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "exchange/rank_blocks.hpp"
+#include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/exchanger.hpp"
-#include "headway/embedding/table.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -25,50 +24,51 @@ struct KeyRoom {
 
 /// Keys of a merged table that go to their owners.
 struct RoutedKeys {
-  Keys keys;                           ///< Sorted by owner, with counts.
-  std::span<std::size_t const> sizes;  ///< (ranks) Keys for each owner.
+  UniqueBlocks unique;         ///< Sorted by owner.
+  Block<std::int64_t> counts;  ///< (ranks) Keys for each owner, in the memory of the device.
 };
 
 /// Keys of a merged table that came from other ranks.
 struct ReceivedKeys {
-  std::vector<std::uint64_t> ids;
-  std::vector<std::uint32_t> tables, counts;
+  Block<std::uint64_t> ids;
+  Block<std::uint32_t> tables, counts;
   std::vector<std::size_t> sizes;  ///< (ranks) Keys from each rank.
 
-  [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .counts = counts}; }
+  [[nodiscard]] Keys keys() const { return {.ids = ids.span, .tables = tables.span, .counts = counts.span}; }
 };
 
-/// The keys of one batch on their way to their owners. key_exchange.cpp explains the messages.
+/// Keys for each owner, (merged tables)(ranks).
+using SentSizes = std::vector<std::vector<std::size_t>>;
+
+/// The keys of one batch on their way to their owners. The destructor waits for what has been started.
 class KeyExchange {
  public:
-  /// Starts to send the keys. Does not wait.
-  /// @param tables of each merged table; may be freed afterwards
-  /// @param number of the batch, the same on all ranks
-  KeyExchange(Exchanger& exchanger, KeyRoom const& room, std::span<RoutedKeys const> tables, std::uint64_t number);
+  KeyExchange() = default;
+  KeyExchange(KeyExchange const&) = delete;
+  KeyExchange& operator=(KeyExchange const&) = delete;
+  virtual ~KeyExchange() = default;
 
-  /// Waits for the keys of all ranks, and lets `room` grow with what came.
+  /// Starts to send the keys, unless that has been done. Waits for sizes if they travel first.
+  /// @returns the sizes that this rank sends
+  [[nodiscard]] virtual SentSizes start_keys() = 0;
+  /// Waits for the keys of all ranks.
   /// @returns the received keys of each merged table, sorted by rank
-  [[nodiscard]] std::vector<ReceivedKeys> finish(KeyRoom& room);
-
- private:
-  using Words = std::span<std::uint64_t const>;
-
-  [[nodiscard]] static std::vector<std::size_t> message_sizes(std::span<RoutedKeys const> tables, int num_ranks);
-  [[nodiscard]] static std::vector<std::size_t> receive_sizes(KeyRoom const& room, std::size_t num_tables, int own_rank,
-                                                              std::size_t own_words);
-  /// Number of words of a whole message, from its first words.
-  [[nodiscard]] std::size_t num_words(Words message) const;
-  /// Sends what did not fit, and waits for what did not fit of others. @returns (ranks) the ends of their messages
-  [[nodiscard]] RankBlocks<std::uint64_t> exchange_rests();
-
-  Exchanger& exchanger_;
-  std::size_t num_tables_;
-  std::uint64_t number_;
-  RankBlocks<std::uint64_t> sends_, receives_;
-  std::vector<std::size_t> received_bytes_;
-  std::vector<std::size_t> first_words_;  ///< (ranks) Words of each message that go in the exchange.
-  std::unique_ptr<Exchanger::Exchange>
-      exchange_;  ///< Declared after the blocks: it is destroyed before them, and waits.
+  [[nodiscard]] virtual std::vector<ReceivedKeys> finish() = 0;
 };
+
+/// Sends keys without a round for sizes, in host memory; see capacity_key_exchange.cpp. `finish()` lets `room` grow
+/// with what came.
+/// @param room must outlive the exchange
+/// @param number of the batch, the same on all ranks
+[[nodiscard]] std::unique_ptr<KeyExchange> make_capacity_key_exchange(BatchDevice& device, Exchanger& exchanger,
+                                                                      KeyRoom& room, std::span<RoutedKeys const> tables,
+                                                                      std::uint64_t number);
+
+/// Sends sizes first, for exchangers that need them; see sized_key_exchange.cpp.
+[[nodiscard]] std::unique_ptr<KeyExchange> make_sized_key_exchange(BatchDevice& device, Exchanger& exchanger,
+                                                                   std::vector<RoutedKeys> tables);
+
+/// Memory for the keys of a merged table. @param sizes (ranks)
+[[nodiscard]] ReceivedKeys received_keys(BatchDevice& device, std::vector<std::size_t> sizes);
 
 }  // namespace headway::embedding

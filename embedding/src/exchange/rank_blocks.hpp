@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/exchanger.hpp"
 
 #include <algorithm>
@@ -19,39 +20,51 @@ template <class Element>
 class RankBlocks {
  public:
   /// @param sizes (ranks) elements of each block
-  explicit RankBlocks(std::span<std::size_t const> sizes) : begins_(sizes.size() + 1) {
-    std::inclusive_scan(sizes.begin(), sizes.end(), begins_.begin() + 1);
-    elements_ = std::make_unique_for_overwrite<Element[]>(begins_.back());
-    next_.assign(begins_.begin(), begins_.end() - 1);
+  RankBlocks(BatchDevice& device, std::span<std::size_t const> sizes) : RankBlocks(sizes) {
+    elements_ = device.block<Element>(begins_.back());
   }
 
   [[nodiscard]] std::size_t num_ranks() const { return begins_.size() - 1; }
-  [[nodiscard]] std::span<Element> operator[](std::size_t rank) {
-    return {elements_.get() + begins_[rank], begins_[rank + 1] - begins_[rank]};
-  }
-  /// Writes elements behind those that were appended to the block of `rank` so far.
-  void append(std::size_t rank, std::span<Element const> elements) {
-    std::ranges::copy(elements, take(rank, elements.size()).begin());
+  [[nodiscard]] std::span<Element> operator[](std::size_t rank) const {
+    return elements_.span.subspan(begins_[rank], begins_[rank + 1] - begins_[rank]);
   }
   /// The next `count` elements of the block of `rank`.
   [[nodiscard]] std::span<Element> take(std::size_t rank, std::size_t count) {
-    return {elements_.get() + std::exchange(next_[rank], next_[rank] + count), count};
+    return elements_.span.subspan(std::exchange(next_[rank], next_[rank] + count), count);
   }
   /// The same, or fewer if the block ends before.
   [[nodiscard]] std::span<Element> take_up_to(std::size_t rank, std::size_t count) {
     return take(rank, std::min(count, begins_[rank + 1] - next_[rank]));
   }
 
+ protected:
+  explicit RankBlocks(std::span<std::size_t const> sizes) : begins_(sizes.size() + 1) {
+    std::inclusive_scan(sizes.begin(), sizes.end(), begins_.begin() + 1);
+    next_.assign(begins_.begin(), begins_.end() - 1);
+  }
+  [[nodiscard]] std::size_t num_elements() const { return begins_.back(); }
+  void set(Block<Element> elements) { elements_ = std::move(elements); }
+
  private:
   std::vector<std::size_t> begins_;  ///< (ranks + 1)
-  std::vector<std::size_t> next_;    ///< (ranks) Where append() and take() go on.
-  std::unique_ptr<Element[]> elements_;
+  std::vector<std::size_t> next_;    ///< (ranks) Where take() goes on.
+  Block<Element> elements_;
+};
+
+/// RankBlocks in host memory.
+template <class Element>
+class HostRankBlocks : public RankBlocks<Element> {
+ public:
+  explicit HostRankBlocks(std::span<std::size_t const> sizes) : RankBlocks<Element>(sizes) {
+    std::shared_ptr<Element[]> const elements = std::make_shared_for_overwrite<Element[]>(this->num_elements());
+    this->set({std::span(elements.get(), this->num_elements()), elements});
+  }
 };
 
 /// Starts an exchange of the blocks.
 template <class Element>
-[[nodiscard]] std::unique_ptr<Exchanger::Exchange> start_exchange(Exchanger& exchanger, RankBlocks<Element>& sent,
-                                                                  RankBlocks<Element>& received) {
+[[nodiscard]] std::unique_ptr<Exchanger::Exchange> start_exchange(Exchanger& exchanger, RankBlocks<Element> const& sent,
+                                                                  RankBlocks<Element> const& received) {
   std::vector<std::span<std::byte const>> sends;
   std::vector<std::span<std::byte>> receives;
   for (std::size_t rank = 0; rank < sent.num_ranks(); ++rank) {

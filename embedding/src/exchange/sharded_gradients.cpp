@@ -14,89 +14,162 @@
 //   Gradients are added in the order of ranks, for each rank in the order of its batch, and for several batches in the
 //   order of return_gradients(): same bits in every run. A row takes one update in a step.
 //
+//   On a CUDA device only the device knows whether any rank has a gradient of a table. If none has, the number of keys
+//   of the gradient is 0 there, and the update does nothing.
 // Complexity: 1 all-to-all for all merged tables, and one to agree on a norm. O(K dim) operations.
 // Source: MTGRBoost, section 4.3 and figure 8.
 
 #include "exchange/lookup_state.hpp"
 #include "headway/base/status.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 namespace headway::embedding {
 
-namespace {
-
-void append(std::vector<std::uint64_t>& ids, std::vector<std::uint32_t>& tables, Keys const& keys) {
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    ids.push_back(keys[i].id);
-    tables.push_back(keys[i].table);
-  }
-}
-
-void divide(std::span<float> values, float divisor) {
-  if (divisor == 1) return;
-  for (float& value : values) value /= divisor;
-}
-
-}  // namespace
+/// Keys and their sums, with their memory.
+struct ShardedTable::Sums {
+  KeyValues of_keys;
+  std::span<float> values;  ///< The same values, to change.
+  UniqueBlocks keys_memory{};
+  Block<float> values_memory{};
+};
 
 void ShardedTable::return_gradients(Batch& batch, std::span<std::span<float const> const> gradients) {
+  std::vector<GradientRows> rows;
+  for (auto const& each : gradients) rows.push_back({.values = {.span = each}});
+  return_gradients(batch, rows);
+}
+
+void ShardedTable::return_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor) {
+  start_gradients(batch, gradients, factor);
+  static_cast<void>(finish_gradients(batch));
+}
+
+void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor) {
   auto& state = *batch.state_;
-  base::expects(state.is_finished, "return_gradients: the batch is not finished");
+  base::expects(state.stage == Stage::kFinished, "return_gradients: the batch is not finished");
+  base::expects(state.gradients == nullptr, "start_gradients: those before have not been finished");
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
-  auto const& lookups = state.lookups;
   auto result = std::make_unique<Gradients>();
   result->batch = batch.state_;
-  std::vector<float> are_there(lookups.size()), all_are_there;
-  std::vector<std::vector<float>> sums(lookups.size());  // (U, dim) of each merged table
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    auto const& lookup = lookups[merged];
-    auto const values = gradients[merged];
+  std::vector<float> are_there;
+  std::vector<SentRows> rows;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const& lookup = state.lookups[merged];
+    auto const& values = gradients[merged].values;
     base::expects(values.empty() || values.size() == lookup.inputs.num_bags * widths_[merged],
                   "return_gradients: one gradient for each bag of a merged table");
-    are_there[merged] = values.empty() ? 0 : 1;
-    result->of_tables.push_back({.lookup = &lookup, .is_there = !values.empty(), .values = {}, .sums = {}});
+    are_there.push_back(values.empty() ? 0 : 1);
+    auto& gradient = result->of_tables.emplace_back(TableGradient{.lookup = &lookup,
+                                                                  .is_there = !values.empty(),
+                                                                  .may_change = gradients[merged].may_change,
+                                                                  .was_read = state.options.mode == LookupMode::kRead});
     if (lookup.in_rows) {
-      result->of_tables.back().bag_gradients = values;
+      gradient.values = values;
+      gradient.factor = factor;
       continue;
     }
-    sums[merged].resize(lookup.unique.size() * widths_[merged]);
-    if (!values.empty()) deduplicator_->reduce(lookup.unique, lookup.inputs.bags(), values, sums[merged]);
-  }
-  ExchangeScope scope(is_broken_);
-  if (exchanger_->size() > 1) {
-    sums = exchange_rows(*exchanger_, lookups, sums, widths_, &TableLookup::sent, &TableLookup::received, are_there,
-                         all_are_there);
-  }
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    auto& gradient = result->of_tables[merged];
-    gradient.values = std::move(sums[merged]);
-    for (std::size_t i = merged; i < all_are_there.size(); i += lookups.size()) {
-      gradient.is_there = gradient.is_there || all_are_there[i] != 0;
+    auto sums = reduce(lookup, merged, values, factor);
+    result->sent.push_back(values.empty() ? Block<float>{} : sums);
+    if (is_alone()) {
+      gradient.values = {.span = sums.span, .owner = sums.owner};
+    } else {
+      rows.push_back(
+          {.values = std::move(sums), .width = widths_[merged], .sent = lookup.sent, .received = lookup.received});
     }
   }
+  ExchangeScope scope(is_broken_);
+  if (!is_alone()) {
+    auto const flags = options_.device->block<float>(are_there.size());
+    options_.device->write(are_there, flags.span);
+    result->exchange = std::make_unique<RowExchange>(*options_.device, *exchanger_, rows, flags);
+    traffic_.gradient_bytes += result->exchange->num_sent() * sizeof(float);
+  }
+  state.gradients = std::move(result);
+  scope.succeed();
+}
+
+Block<float> ShardedTable::reduce(TableLookup const& lookup, std::size_t merged, Block<float const> const& values,
+                                  float factor) const {
+  auto sums = options_.device->block<float>(lookup.unique.num_rows() * widths_[merged]);
+  if (values.empty()) {
+    options_.device->clear(std::as_writable_bytes(sums.span));
+    return sums;
+  }
+  Bags bags = lookup.inputs.bags();
+  auto const weights = scaled_weights(lookup.inputs.weights, factor, lookup.unique);
+  bags.weights = weights.span;
+  options_.device->reduce(lookup.unique, bags, widths_[merged], values.span, sums.span);
+  return sums;
+}
+
+Block<float> ShardedTable::scaled_weights(Block<float> const& weights, float factor, UniqueBlocks const& unique) const {
+  if (factor == 1) return weights;
+  auto scaled = options_.device->block<float>(unique.inverse_indices.size());
+  if (weights.empty()) {
+    options_.device->fill(scaled.span, factor);
+    return scaled;
+  }
+  CopyPiece const all{.to = scaled.data(), .from = weights.data(), .num_bytes = scaled.span.size_bytes()};
+  options_.device->copy({&all, 1});
+  options_.device->scale(scaled.span, factor);
+  return scaled;
+}
+
+std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
+  base::expects(batch.state_->gradients != nullptr, "finish_gradients: none have been started");
+  ExchangeScope scope(is_broken_);
+  auto result = std::move(batch.state_->gradients);
+  if (!is_alone()) {
+    auto const exchange = std::exchange(result->exchange, nullptr);
+    auto received = exchange->finish();
+    auto const& flags = exchange->notes();
+    for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+      auto& gradient = result->of_tables[merged];
+      gradient.values = {.span = received[merged].span, .owner = received[merged].owner};
+      if (!options_.device->is_host()) {
+        gradient.is_there = true;
+        gradient.num_keys =
+            options_.device->count_if_any(gradient.lookup->found().keys(), flags.span, merged, tables_.size());
+        continue;
+      }
+      for (std::size_t i = merged; i < flags.size(); i += tables_.size()) {
+        gradient.is_there = gradient.is_there || flags.span[i] != 0;
+      }
+    }
+  }
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto& gradient = result->of_tables[merged];
+    if (gradient.is_there && gradient.may_change && gradient.lookup->in_rows) {
+      static_cast<void>(sums_of(gradient, merged));
+    }
+  }
+  result->made = options_.device->record();
+  std::vector<Block<float>> sent = is_alone() ? std::vector<Block<float>>(tables_.size()) : std::move(result->sent);
   pending_.push_back(std::move(result));
   scope.succeed();
+  return sent;
 }
 
 void ShardedTable::weight_gradients(Batch const& batch, std::size_t merged, std::span<float const> gradients,
                                     std::span<float> out) {
-  auto const& state = *batch.state_;
-  auto const& lookup = state.lookups[merged];
+  auto const& lookup = batch.state_->lookups[merged];
   auto const& inputs = lookup.inputs;
   std::size_t const dim = widths_[merged];
-  base::expects(state.is_finished && state.options.keeps_embeddings,
+  base::expects(options_.device->is_host(), "weight_gradients: tables are in the memory of a device");
+  base::expects(batch.state_->stage == Stage::kFinished && batch.state_->options.keeps_embeddings,
                 "weight_gradients: the batch is not finished, or was begun without keeps_embeddings");
   base::expects(gradients.size() == inputs.num_bags * dim, "weight_gradients: one gradient for each bag");
   base::expects(out.size() == inputs.ids.size(), "weight_gradients: room for one number for each id");
   for (std::size_t bag = 0; bag < inputs.num_bags; ++bag) {
-    auto const first = inputs.offsets.empty() ? bag : static_cast<std::size_t>(inputs.offsets[bag]);
-    auto const end = inputs.offsets.empty() ? bag + 1 : static_cast<std::size_t>(inputs.offsets[bag + 1]);
+    auto const first = inputs.offsets.empty() ? bag : static_cast<std::size_t>(inputs.offsets.span[bag]);
+    auto const end = inputs.offsets.empty() ? bag + 1 : static_cast<std::size_t>(inputs.offsets.span[bag + 1]);
     bool const is_mean = !inputs.are_means.empty() && inputs.are_means[bag];
     float const divisor = is_mean ? static_cast<float>(end - first) : 1;
     for (std::size_t i = first; i < end; ++i) {
-      float const* const embedding = lookup.embeddings.data() + lookup.unique.inverse_indices[i] * dim;
+      float const* const embedding = lookup.embeddings.data() + lookup.unique.inverse_indices.span[i] * dim;
       float sum = 0;
       for (std::size_t column = 0; column < dim; ++column) {
         sum += embedding[column] * (gradients[bag * dim + column] / divisor);
@@ -109,50 +182,75 @@ void ShardedTable::weight_gradients(Batch const& batch, std::size_t merged, std:
 std::vector<ShardedTable::TableGradient*> ShardedTable::pending(std::size_t merged) {
   std::vector<TableGradient*> result;
   for (auto const& gradients : pending_) {
-    if (gradients->of_tables[merged].is_there) result.push_back(&gradients->of_tables[merged]);
+    if (!gradients->of_tables[merged].is_there) continue;
+    options_.device->wait_for(gradients->made);
+    result.push_back(&gradients->of_tables[merged]);
   }
   return result;
 }
 
-std::span<float const> ShardedTable::sums_of(TableGradient& gradient, std::size_t merged) {
-  if (!gradient.sums) {
-    auto const& lookup = *gradient.lookup;
-    std::vector<float> sums(lookup.found().size() * widths_[merged]);
-    if (lookup.in_rows) {
-      deduplicator_->reduce(lookup.unique, lookup.inputs.bags(), gradient.bag_gradients, sums);
-    } else {
-      deduplicator_->reduce(lookup.owned, {}, gradient.values, sums);
-      gradient.values = {};
-    }
-    gradient.sums = std::move(sums);
-  }
-  return *gradient.sums;
+bool ShardedTable::has_gradients(std::size_t merged) const {
+  return std::ranges::any_of(pending_, [merged](auto const& each) { return each->of_tables[merged].is_there; });
 }
 
-Keys ShardedTable::once_each(std::span<TableGradient* const> gradients, std::size_t merged, UniqueKeys& once,
-                             std::vector<float>& sums) {
+std::vector<KeyValues> ShardedTable::add_gradients(std::size_t merged, std::size_t first) {
+  std::vector<KeyValues> result;
+  for (std::size_t i = 0; i < pending_.size(); ++i) {
+    auto& gradient = pending_[i]->of_tables[merged];
+    if (!gradient.is_there) continue;
+    options_.device->wait_for(pending_[i]->made);
+    auto const sums = sums_of(gradient, merged);
+    if (i >= first) result.push_back({.keys = gradient.keys(), .values = sums});
+  }
+  return result;
+}
+
+std::span<float> ShardedTable::sums_of(TableGradient& gradient, std::size_t merged) {
+  if (!gradient.sums) {
+    auto const& lookup = *gradient.lookup;
+    if (lookup.in_rows) {
+      gradient.sums = reduce(lookup, merged, gradient.values, gradient.factor);
+    } else {
+      auto sums = options_.device->block<float>(lookup.owned.num_rows() * widths_[merged]);
+      options_.device->reduce(lookup.owned, {}, widths_[merged], gradient.values.span, sums.span);
+      gradient.sums = std::move(sums);
+    }
+    gradient.values = {};
+  }
+  return gradient.sums->span;
+}
+
+ShardedTable::Sums ShardedTable::once_each(std::span<TableGradient* const> gradients, std::size_t merged) {
   if (gradients.size() == 1 && !may_repeat()) {
-    auto const of_one = sums_of(*gradients.front(), merged);
-    sums.assign(of_one.begin(), of_one.end());
-    return gradients.front()->lookup->found().keys();
+    auto const sums = sums_of(*gradients.front(), merged);
+    return {.of_keys = {.keys = gradients.front()->keys(), .values = sums}, .values = sums};
   }
-  std::vector<std::uint64_t> ids;
-  std::vector<std::uint32_t> tables;
-  std::vector<float> values;
+  std::vector<KeyValues> pieces;
   for (auto* const gradient : gradients) {
-    append(ids, tables, gradient->lookup->found().keys());
-    auto const more = sums_of(*gradient, merged);
-    values.insert(values.end(), more.begin(), more.end());
+    pieces.push_back({.keys = gradient->keys(), .values = sums_of(*gradient, merged)});
   }
-  once = deduplicator_->deduplicate({.ids = ids, .tables = tables});
-  sums.resize(once.size() * widths_[merged]);
-  deduplicator_->reduce(once, {}, values, sums);
-  return once.keys();
+  auto const all = options_.device->concatenate(pieces, widths_[merged]);
+  auto once = options_.device->deduplicate(all.keys());
+  auto sums = options_.device->block<float>(once.num_rows() * widths_[merged]);
+  options_.device->reduce(once, {}, widths_[merged], all.values.span, sums.span);
+  Keys const keys = once.keys();
+  return {.of_keys = {.keys = keys, .values = sums.span},
+          .values = sums.span,
+          .keys_memory = std::move(once),
+          .values_memory = sums};
 }
 
 void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, float divisor) {
+  std::vector<float> const divisors(tables_.size(), divisor);
+  apply_gradients(number, rates, divisors);
+}
+
+void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, std::span<float const> divisors) {
   base::expects(number > 0, "apply_gradients: steps count from 1");
-  base::expects(std::isfinite(divisor) && divisor != 0, "apply_gradients: the divisor is 0 or not finite");
+  base::expects(divisors.size() == tables_.size(), "apply_gradients: a divisor for each merged table");
+  for (float const divisor : divisors) {
+    base::expects(std::isfinite(divisor) && divisor != 0, "apply_gradients: the divisor is 0 or not finite");
+  }
   for (auto const& [table, merged] : merged_of_) {
     base::expects(std::isfinite(rates.of(table)),
                   "apply_gradients: the rate of table " + std::to_string(table) + " is not finite");
@@ -162,7 +260,9 @@ void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates,
     ~DropAtEnd() { pending.clear(); }
   } const drop_at_end{pending_};
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    if (auto const gradients = pending(merged); !gradients.empty()) update(merged, gradients, number, rates, divisor);
+    if (auto const gradients = pending(merged); !gradients.empty()) {
+      update(merged, gradients, number, rates, divisors[merged]);
+    }
   }
 }
 
@@ -170,33 +270,56 @@ void ShardedTable::drop_gradients() { pending_.clear(); }
 
 void ShardedTable::scale_gradients(float factor) {
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    for (auto* const gradient : pending(merged)) {
-      static_cast<void>(sums_of(*gradient, merged));
-      for (float& value : *gradient->sums) value *= factor;
-    }
+    for (auto* const gradient : pending(merged)) options_.device->scale(sums_of(*gradient, merged), factor);
   }
+}
+
+void ShardedTable::scale_gradients(std::size_t merged, float const* factor) {
+  for (auto* const gradient : pending(merged)) options_.device->scale_by(sums_of(*gradient, merged), factor);
+}
+
+Block<double> ShardedTable::gradient_squares(std::size_t merged) {
+  auto squares = options_.device->block<double>(1);
+  options_.device->clear(std::as_writable_bytes(squares.span));
+  auto const gradients = pending(merged);
+  if (gradients.empty()) return squares;
+  auto const sums = once_each(gradients, merged);
+  options_.device->add_squares(sums.of_keys, widths_[merged], squares.data());
+  return squares;
 }
 
 double ShardedTable::gradient_norm() {
   ExchangeScope scope(is_broken_);
-  double squares = 0;
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const gradients = pending(merged);
-    if (gradients.empty()) continue;
-    UniqueKeys once;
-    std::vector<float> sums;
-    static_cast<void>(once_each(gradients, merged, once, sums));
-    for (float const value : sums) squares += static_cast<double>(value) * value;
-  }
+  std::size_t const count = tables_.size();
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
-  std::vector<std::size_t> const one(num_ranks, 1);
-  RankBlocks<double> own(one), all(one);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) own[rank][0] = squares;
-  start_exchange(*exchanger_, own, all)->wait();
+  std::vector<std::size_t> const sizes(num_ranks, count);
+  RankBlocks<double> const own(*options_.device, sizes), all(*options_.device, sizes);
+  std::vector<Block<double>> squares;
+  std::vector<CopyPiece> pieces;
+  for (std::size_t merged = 0; merged < count; ++merged) {
+    squares.push_back(gradient_squares(merged));
+    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+      pieces.push_back({.to = &own[rank][merged], .from = squares.back().data(), .num_bytes = sizeof(double)});
+    }
+  }
+  options_.device->copy(pieces);
+  if (!is_alone()) start_exchange(*exchanger_, own, all)->wait();
   double total = 0;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) total += all[rank][0];
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    auto const& blocks = is_alone() ? own : all;
+    for (double const square : options_.device->read(std::span<double const>(blocks[rank]))) total += square;
+  }
   scope.succeed();
   return std::sqrt(total);
+}
+
+// A key may have got a row since the lookup, by another batch. Only the host can see that a key had none.
+Block<RowId> ShardedTable::rows_to_update(TableGradient const& gradient, std::size_t merged) const {
+  auto const& lookup = *gradient.lookup;
+  auto const rows = present_rows(lookup, merged);
+  bool const may_lack_row = options_.device->is_host() ? std::ranges::find(rows.span, RowId::kNone) != rows.span.end()
+                                                       : merged_[merged].options.min_count > 1 || gradient.was_read;
+  return may_lack_row ? find(lookup.found().keys(), merged) : rows;
 }
 
 void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gradients, std::uint64_t number,
@@ -204,55 +327,32 @@ void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gr
   Table& table = *tables_[merged];
   auto const& numbers = merged_[merged].tables;
   double const rate = rates.of(numbers.front());
+  kernels::OptimizerStep const step{.learning_rate = rate, .number = number};
   bool const has_one_rate = std::ranges::all_of(numbers, [&](auto each) { return rates.of(each) == rate; });
   auto& first = *gradients.front();
   auto const& lookup = *first.lookup;
   if (gradients.size() == 1 && !may_repeat() && has_one_rate && !first.sums) {
-    std::vector<RowId> present;
-    auto rows = present_rows(lookup, merged, present);
-    if (present.empty() && std::ranges::find(rows, RowId::kNone) != rows.end()) {
-      present.resize(rows.size());  // A key may have got a row since, by another batch.
-      table.find(lookup.found().keys(), present, {});
-      rows = present;
-    }
-    Bags bags = lookup.in_rows ? lookup.inputs.bags() : Bags{};
-    std::vector<float> weights;
-    if (divisor != 1) {
-      weights.assign(lookup.found().inverse_indices.size(), 1 / divisor);
-      for (std::size_t i = 0; i < bags.weights.size(); ++i) weights[i] *= bags.weights[i];
-      bags.weights = weights;
-    }
-    return table.update_bags(lookup.found().keys(), rows, lookup.found().csr(), bags,
-                             lookup.in_rows ? first.bag_gradients : std::span<float const>(first.values),
-                             {.learning_rate = rate, .number = number});
+    Bags bags = first.bags();
+    Block<float> const own{.span = lookup.in_rows ? lookup.inputs.weights.span : std::span<float>()};
+    auto const weights = scaled_weights(own, first.factor / divisor, lookup.found());
+    bags.weights = weights.span;
+    auto const rows = rows_to_update(first, merged);
+    return table.update_bags(first.keys(), rows.span, lookup.found().csr(), bags, first.values.span, step);
   }
-  UniqueKeys once;
-  std::vector<float> sums;
-  Keys const keys = once_each(gradients, merged, once, sums);
-  divide(sums, divisor);
-  std::vector<RowId> rows(keys.size());
-  table.find(keys, rows, {});
-  if (has_one_rate) return table.update(keys, rows, sums, {.learning_rate = rate, .number = number});
-  update_by_table(merged, keys, rows, sums, number, rates);
+  auto const sums = once_each(gradients, merged);
+  if (divisor != 1) options_.device->divide(sums.values, divisor);
+  auto const rows = find(sums.of_keys.keys, merged);
+  if (has_one_rate) return table.update(sums.of_keys.keys, rows.span, sums.of_keys.values, step);
+  update_by_table(merged, sums.of_keys, rows.span, number, rates);
 }
 
 // Tables of one merged table learn at different rates: one update for each, of its own keys.
-void ShardedTable::update_by_table(std::size_t merged, Keys const& keys, std::span<RowId const> rows,
-                                   std::span<float const> gradients, std::uint64_t number, StepRates const& rates) {
-  std::size_t const dim = widths_[merged];
+void ShardedTable::update_by_table(std::size_t merged, KeyValues const& sums, std::span<RowId const> rows,
+                                   std::uint64_t number, StepRates const& rates) {
   for (auto const table : merged_[merged].tables) {
-    std::vector<std::uint64_t> ids;
-    std::vector<RowId> rows_of_table;
-    std::vector<float> values;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      if (keys[i].table != table) continue;
-      ids.push_back(keys[i].id);
-      rows_of_table.push_back(rows[i]);
-      auto const own = gradients.subspan(i * dim, dim);
-      values.insert(values.end(), own.begin(), own.end());
-    }
-    if (ids.empty()) continue;
-    tables_[merged]->update({.ids = ids, .table = table}, rows_of_table, values,
+    auto const of_table = options_.device->select_table(sums, rows, widths_[merged], table);
+    if (of_table.ids.empty()) continue;
+    tables_[merged]->update(of_table.keys(), of_table.rows.span, of_table.values.span,
                             {.learning_rate = rates.of(table), .number = number});
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Lookups in tables whose rows are spread over ranks, in host memory.
+// Lookups in tables whose rows are spread over ranks.
 //
 // Idea: the hash of a key decides which rank owns it. A rank sends each distinct key of its batch to the owner once,
 // with the number of its lookups. The owner removes duplicates again, because ranks share keys, looks each key up once,
@@ -17,10 +17,13 @@
 //   Gradients are added in the order of ranks, and for each rank in the order of its batch: same bits in every run
 //   (sharded_gradients.cpp). Counts are exact, with and without deduplication. Unique keys are sorted by owner, and a
 //   block to a rank has the keys of the first merged table, then those of the next.
+//   On a CUDA device only the device knows U at first. Several ranks learn it with the sizes of the exchange; one rank
+//   never does, so its lookup does not wait for the device. Until then arrays (U, dim) have K rows.
 // Complexity: 2 all-to-alls forward (keys, embeddings) and 1 backward, for any number of features and
-//   tables. A key that is sent costs 16 bytes, and dim floats each way. With one rank that removes duplicates first,
-//   nothing is copied: embeddings are read from the rows, and gradients of bags go into the update.
-// Source: MTGRBoost, section 4.3 and figure 8. key_exchange.cpp has the first of the exchanges.
+//   tables; 3 forward where sizes travel first. A key that is sent costs 16 bytes, and dim floats each way. With one
+//   rank that removes duplicates first, nothing is copied: embeddings are read from the rows, and gradients of bags go
+//   into the update.
+// Source: MTGRBoost, section 4.3 and figure 8. key_exchange.hpp has the first of the exchanges.
 //
 // In shapes, K is the number of ids of a rank, U of its unique keys, V of the keys that it gets as an owner, and W of
 // the unique ones among these.
@@ -30,7 +33,6 @@
 #include "exchange/description.hpp"
 #include "exchange/lookup_state.hpp"
 #include "headway/base/status.hpp"
-#include "headway/embedding/routing.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -42,22 +44,27 @@ namespace headway::embedding {
 
 namespace {
 
-Inputs join(std::span<Feature const> features) {
+Inputs join(BatchDevice& device, std::span<Feature const> features) {
   auto const sizes = sizes_of(features);
-  Inputs inputs{.ids = std::vector<std::uint64_t>(sizes.ids),
-                .tables = std::vector<std::uint32_t>(sizes.ids),
-                .offsets = std::vector<std::int64_t>(sizes.has_bags ? sizes.bags + 1 : 0),
-                .weights = std::vector<float>(sizes.has_weights ? sizes.ids : 0),
-                .are_means = {},
+  Inputs inputs{.ids = device.block<std::uint64_t>(sizes.ids),
+                .tables = device.block<std::uint32_t>(sizes.ids),
+                .offsets = device.block<std::int64_t>(sizes.has_bags ? sizes.bags + 1 : 0),
+                .weights = device.block<float>(sizes.has_weights ? sizes.ids : 0),
                 .num_bags = sizes.bags};
-  join_features(features,
-                {.ids = inputs.ids, .tables = inputs.tables, .offsets = inputs.offsets, .weights = inputs.weights});
+  device.join(features, {.ids = inputs.ids.span,
+                         .tables = inputs.tables.span,
+                         .offsets = inputs.offsets.span,
+                         .weights = inputs.weights.span});
   if (std::ranges::any_of(features, [](Feature const& each) { return each.pooling == Pooling::kMean; })) {
     for (auto const& each : features) {
       inputs.are_means.insert(inputs.are_means.end(), each.num_bags(), each.pooling == Pooling::kMean);
     }
   }
   return inputs;
+}
+
+std::size_t sum_of(std::span<std::size_t const> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }
 
 }  // namespace
@@ -71,12 +78,12 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
                            ShardedTableOptions options)
     : exchanger_(std::move(exchanger)),
       options_(std::move(options)),
-      deduplicator_(make_cpu_deduplicator(options_.thread_pool)),
       merged_(tables.begin(), tables.end()),
       key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
       steps_in_use_(std::make_shared<std::multiset<std::uint32_t>>()) {
   std::string error;  // Told to the other ranks, which would wait for this one.
   try {
+    if (options_.device == nullptr) options_.device = make_host_batch_device(options_.thread_pool);
     make_tables();
   } catch (base::UsageError const& failure) {
     error = failure.what();
@@ -90,35 +97,31 @@ void ShardedTable::make_tables() {
       base::expects(merged_of_.emplace(number, merged).second,
                     "table " + std::to_string(number) + " is merged into two tables");
     }
-    auto table_options = merged_[merged].options;
-    if (table_options.thread_pool == nullptr) table_options.thread_pool = options_.thread_pool;
-    tables_.push_back(make_cpu_table(table_options));
+    tables_.push_back(std::exchange(merged_[merged].made, nullptr));
+    if (tables_.back() == nullptr) tables_.back() = options_.device->make_table(merged_[merged].options);
     widths_.push_back(tables_.back()->dim());
   }
+  unknown_traffic_ = options_.device->block<std::uint64_t>(2);
+  options_.device->clear(std::as_writable_bytes(unknown_traffic_.span));
 }
 
 ShardedTable::~ShardedTable() = default;
 
 void ShardedTable::expect_agreement(std::string const& error) {
-  auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
   std::string const own = error.empty() ? describe(merged_, options_.dedup) : "an error: " + error;
-  std::vector<std::size_t> const one(num_ranks, 1), own_size(num_ranks, own.size());
-  RankBlocks<std::uint64_t> sizes(one), all_sizes(one);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) sizes[rank][0] = own.size();
-  start_exchange(*exchanger_, sizes, all_sizes)->wait();
-  std::vector<std::size_t> received;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) received.push_back(all_sizes[rank][0]);
-  RankBlocks<char> texts(own_size), all_texts(received);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) std::ranges::copy(own, texts[rank].begin());
-  start_exchange(*exchanger_, texts, all_texts)->wait();
+  auto const all = exchanger_->all_gather(own);
   if (!error.empty()) throw base::UsageError(error);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    std::string const other(all_texts[rank].begin(), all_texts[rank].end());
-    if (other == own) continue;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == own) continue;
     std::string text = "ranks disagree about tables: rank " + std::to_string(exchanger_->rank()) + " has ";
-    text.append(own).append("; rank ").append(std::to_string(rank)).append(" has ").append(other);
+    text.append(own).append("; rank ").append(std::to_string(rank)).append(" has ").append(all[rank]);
     throw base::UsageError(text);
   }
+}
+
+void ShardedTable::replace_table(std::size_t merged, std::shared_ptr<Table> table) {
+  base::expects(table != nullptr && table->dim() == widths_[merged], "replace_table: a table of the same dim");
+  tables_[merged] = std::move(table);
 }
 
 void ShardedTable::begin_step(std::uint32_t step) {
@@ -127,13 +130,13 @@ void ShardedTable::begin_step(std::uint32_t step) {
   step_ = step;
 }
 
-UniqueKeys ShardedTable::unique(Keys const& keys, Dedup stage) const {
+UniqueBlocks ShardedTable::unique(Keys const& keys, Dedup stage) const {
   bool const removes = options_.dedup == stage || options_.dedup == Dedup::kBoth;
-  return removes ? deduplicator_->deduplicate(keys) : from_unique(keys);
+  return removes ? options_.device->deduplicate(keys) : options_.device->from_unique(keys);
 }
 
 bool ShardedTable::may_repeat() const {
-  return options_.dedup == Dedup::kNone || (options_.dedup == Dedup::kFirst && exchanger_->size() > 1);
+  return options_.dedup == Dedup::kNone || (options_.dedup == Dedup::kFirst && !is_alone());
 }
 
 std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const> features,
@@ -145,151 +148,280 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
                   "feature " + std::string(feature.name) + ": there is no table " + std::to_string(feature.table));
     by_merged[found->second].push_back(feature);
   }
-  auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
   std::unique_ptr<Batch> batch(new Batch());
   auto& state = *batch->state_;
   state.options = options;
   for (auto const& of_table : by_merged) {
-    TableLookup lookup;
-    lookup.inputs = join(of_table);
+    auto& lookup = state.lookups.emplace_back();
+    lookup.inputs = join(*options_.device, of_table);
     lookup.unique = unique(lookup.inputs.keys(), Dedup::kFirst);
-    lookup.sent = {lookup.unique.size()};
-    if (num_ranks > 1) {
-      Route const by_owner = route(lookup.unique.keys(), static_cast<std::uint32_t>(num_ranks));
-      lookup.unique = reorder(lookup.unique, by_owner.order);
-      lookup.sent.assign(by_owner.counts.begin(), by_owner.counts.end());
-    }
-    state.lookups.push_back(std::move(lookup));
   }
+  start(*batch);
+  return batch;
+}
+
+std::unique_ptr<ShardedTable::Batch> ShardedTable::begin_again(Batch const& batch) {
+  std::unique_ptr<Batch> again(new Batch());
+  again->state_->options = batch.state_->options;
+  for (auto const& lookup : batch.state_->lookups) {
+    again->state_->lookups.push_back({.inputs = lookup.inputs, .unique = lookup.unique});
+  }
+  start(*again);
+  return again;
+}
+
+bool ShardedTable::is_finished(Batch const& batch) const { return batch.state_->stage == Stage::kFinished; }
+
+void ShardedTable::start(Batch& batch) {
+  auto& state = *batch.state_;
+  for (auto const& lookup : state.lookups) traffic_.keys += lookup.inputs.ids.size();
   ExchangeScope scope(is_broken_);
-  if (num_ranks > 1) {
-    std::vector<RoutedKeys> keys;
-    for (auto const& lookup : state.lookups) keys.push_back({.keys = lookup.unique.keys(), .sizes = lookup.sent});
-    state.keys.emplace(*exchanger_, *key_room_, keys, num_begun_);
-  }
+  if (!is_alone()) send_keys(batch);
   ++num_begun_;
   state.step = steps_in_use_->insert(step_);
   state.steps_in_use = steps_in_use_;
   scope.succeed();
-  return batch;
 }
 
-void ShardedTable::finish(Batch& batch) {
+void ShardedTable::send_keys(Batch& batch) {
   auto& state = *batch.state_;
-  base::expects(!std::exchange(state.has_begun_to_finish, true), "finish: the batch is finished, or could not be");
-  ExchangeScope scope(is_broken_);
-  take_keys(batch);
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    look_up(batch, merged);
+  std::vector<RoutedKeys> keys;
+  for (auto& lookup : state.lookups) {
+    auto [by_owner, counts] =
+        options_.device->sort_by_owner(lookup.unique, static_cast<std::uint32_t>(exchanger_->size()));
+    lookup.unique = by_owner;
+    keys.push_back({.unique = std::move(by_owner), .counts = std::move(counts)});
   }
-  return_embeddings(batch);
-  state.is_finished = true;
+  if (exchanger_->takes_capacities() && options_.device->is_host()) {
+    state.keys = make_capacity_key_exchange(*options_.device, *exchanger_, *key_room_, keys, num_begun_);
+  } else {
+    state.keys = make_sized_key_exchange(*options_.device, *exchanger_, std::move(keys));
+  }
+}
+
+void ShardedTable::advance(Batch& batch, std::uint8_t stage) {
+  auto& state = *batch.state_;
+  base::expects(state.stage != Stage::kFailed, "the lookup of the batch has failed");
+  if (static_cast<std::uint8_t>(state.stage) >= stage) return;
+  ExchangeScope scope(is_broken_);
+  auto next = std::exchange(state.stage, Stage::kFailed);  // It stays so after an exception.
+  while (static_cast<std::uint8_t>(next) < stage) {
+    if (next == Stage::kBegun) {
+      take_sizes(batch);
+    } else if (next == Stage::kKeysSent) {
+      take_keys(batch);
+    } else if (next == Stage::kLookedUp) {
+      send_embeddings(batch);
+    } else {
+      take_embeddings(batch);
+    }
+    next = static_cast<Stage>(static_cast<std::uint8_t>(next) + 1);
+  }
+  state.stage = next;
   scope.succeed();
+}
+
+void ShardedTable::start_keys(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kKeysSent)); }
+void ShardedTable::look_up(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kLookedUp)); }
+void ShardedTable::start_embeddings(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kEmbeddingsSent)); }
+void ShardedTable::finish(Batch& batch) {
+  base::expects(batch.state_->stage < Stage::kFinished, "finish: the batch is finished, or could not be");
+  advance(batch, static_cast<std::uint8_t>(Stage::kFinished));
+}
+
+void ShardedTable::take_sizes(Batch& batch) {
+  auto& state = *batch.state_;
+  if (is_alone()) return;
+  auto sent = state.keys->start_keys();
+  auto const own = static_cast<std::size_t>(exchanger_->rank());
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto& lookup = state.lookups[merged];
+    lookup.sent = std::move(sent[merged]);
+    lookup.unique.size = sum_of(lookup.sent);
+    traffic_.keys_routed += *lookup.unique.size;
+    traffic_.id_bytes += (*lookup.unique.size - lookup.sent[own]) * 2 * sizeof(std::uint64_t);
+  }
 }
 
 // Keys of one rank go straight to the second stage.
 void ShardedTable::take_keys(Batch& batch) {
   auto& state = *batch.state_;
-  if (exchanger_->size() == 1) {
-    for (auto& lookup : state.lookups) {
-      lookup.received = lookup.sent;
-      lookup.in_rows = options_.dedup == Dedup::kFirst || options_.dedup == Dedup::kBoth;
-      if (!lookup.in_rows) lookup.owned = unique(lookup.unique.keys(), Dedup::kSecond);
-    }
-    return;
-  }
-  auto received = state.keys->finish(*key_room_);
-  state.keys.reset();
+  std::vector<ReceivedKeys> received;
+  if (!is_alone()) received = std::exchange(state.keys, nullptr)->finish();
+  bool const counts_refused = state.options.mode == LookupMode::kInsert && state.options.counts_refused;
+  if (counts_refused) state.refused = options_.device->block<float>(tables_.size());
+  std::vector<SizeTerm> unknown;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto& lookup = state.lookups[merged];
-    lookup.owned = unique(received[merged].keys(), Dedup::kSecond);
-    lookup.received = std::move(received[merged].sizes);
+    if (is_alone()) {
+      lookup.in_rows = options_.dedup == Dedup::kFirst || options_.dedup == Dedup::kBoth;
+      if (!lookup.in_rows) lookup.owned = unique(lookup.unique.keys(), Dedup::kSecond);
+      count_keys(lookup.unique, {&traffic_.keys_routed, &traffic_.keys_received}, 0, unknown);
+    } else {
+      lookup.owned = unique(received[merged].keys(), Dedup::kSecond);
+      traffic_.keys_received += received[merged].ids.size();
+      lookup.received = std::move(received[merged].sizes);
+    }
+    count_keys(lookup.found(), {&traffic_.keys_found}, 1, unknown);
+    look_up(batch, merged, counts_refused ? state.refused.data() + merged : nullptr);
   }
+  if (!unknown.empty()) options_.device->add_sizes(unknown);
 }
 
-void ShardedTable::look_up(Batch& batch, std::size_t merged) {
-  auto& lookup = batch.state_->lookups[merged];
+void ShardedTable::count_keys(UniqueBlocks const& keys, std::initializer_list<std::uint64_t*> totals, std::size_t index,
+                              std::vector<SizeTerm>& unknown) const {
+  if (!keys.size)
+    return unknown.push_back({.size = keys.size_on_device.data(), .total = &unknown_traffic_.span[index]});
+  for (auto* const total : totals) *total += *keys.size;
+}
+
+void ShardedTable::look_up(Batch& batch, std::size_t merged, float* refused) {
+  auto& state = *batch.state_;
+  auto& lookup = state.lookups[merged];
   Table& table = *tables_[merged];
   Keys const keys = lookup.found().keys();
-  lookup.rows.resize(keys.size());
-  if (batch.state_->options.mode == LookupMode::kInsert) {
-    std::vector<KeyStatus> statuses(keys.size());
-    table.find_or_insert(keys, lookup.rows, statuses);
-    lookup.num_refused = static_cast<std::uint64_t>(std::ranges::count(statuses, KeyStatus::kNoRoom));
+  lookup.rows = options_.device->block<RowId>(keys.size());
+  if (state.options.mode == LookupMode::kInsert) {
+    auto const statuses = options_.device->block<KeyStatus>(keys.size());
+    table.find_or_insert(keys, lookup.rows.span, statuses.span);
+    if (refused != nullptr) options_.device->count_refused(statuses.span, refused);
   } else {
-    table.find(keys, lookup.rows, {});
-    if (merged_[merged].reads_unknown_as_zeros) {
-      for (auto const row : lookup.rows) lookup.are_known.push_back(row == RowId::kNone ? 0 : 1);
-    }
+    table.find(keys, lookup.rows.span, {});
+    lookup.masks_unknown = state.options.masks_unknown && merged_[merged].reads_unknown_as_zeros;
   }
+  lookup.table = &table;
   lookup.generation = table.generation();
 }
 
+Block<float> ShardedTable::gather(Batch const& batch, std::size_t merged) const {
+  auto const& lookup = batch.state_->lookups[merged];
+  if (lookup.in_rows && !batch.state_->options.keeps_embeddings) return {};
+  auto const& found = lookup.found();
+  std::size_t const dim = widths_[merged];
+  if (lookup.in_rows) {
+    auto values = options_.device->block<float>(found.num_rows() * dim);
+    tables_[merged]->gather(found.keys(), lookup.rows.span, values.span);
+    if (lookup.masks_unknown) options_.device->mask_rows(lookup.rows.span, dim, values.span);
+    return values;
+  }
+  auto values = options_.device->block<float>(found.inverse_indices.size() * dim);
+  auto const weights = weights_of(lookup, {});
+  tables_[merged]->gather_bags(found.keys(), lookup.rows.span, found.inverse_indices.span, {.weights = weights.span},
+                               values.span);
+  return values;
+}
+
+Block<float> ShardedTable::weights_of(TableLookup const& lookup, Block<float> const& weights) const {
+  if (!lookup.masks_unknown) return weights;
+  auto const& found = lookup.found();
+  auto masked = options_.device->block<float>(found.inverse_indices.size());
+  options_.device->mask_weights(lookup.rows.span, found.inverse_indices.span, weights.span, masked.span);
+  return masked;
+}
+
 // Each embedding goes with the number of keys that this rank refused. It is exact in float32 below 2^24.
-void ShardedTable::return_embeddings(Batch& batch) {
-  auto& lookups = batch.state_->lookups;
-  std::vector<std::vector<float>> values(lookups.size());  // (V, dim) of each merged table
-  std::vector<float> refused, all_refused;
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged) {
-    auto const& lookup = lookups[merged];
-    refused.push_back(static_cast<float>(lookup.num_refused));
-    if (lookup.in_rows && !batch.state_->options.keeps_embeddings) continue;
-    auto const& found = lookup.found();
-    auto const weights = lookup.known_weights();
-    if (lookup.in_rows) {
-      values[merged].resize(found.size() * widths_[merged]);
-      tables_[merged]->gather(found.keys(), lookup.rows, values[merged]);
-      for (std::size_t i = 0; i < lookup.are_known.size() * widths_[merged]; ++i) {
-        values[merged][i] *= lookup.are_known[i / widths_[merged]];
-      }
+void ShardedTable::send_embeddings(Batch& batch) {
+  auto& state = *batch.state_;
+  std::vector<SentRows> rows;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto& lookup = state.lookups[merged];
+    auto values = gather(batch, merged);
+    if (is_alone()) {
+      lookup.embeddings = std::move(values);
     } else {
-      values[merged].resize(found.inverse_indices.size() * widths_[merged]);
-      tables_[merged]->gather_bags(found.keys(), lookup.rows, found.inverse_indices, {.weights = weights},
-                                   values[merged]);
+      rows.push_back(
+          {.values = std::move(values), .width = widths_[merged], .sent = lookup.received, .received = lookup.sent});
     }
   }
-  if (exchanger_->size() > 1) {
-    values = exchange_rows(*exchanger_, lookups, values, widths_, &TableLookup::received, &TableLookup::sent, refused,
-                           all_refused);
-    for (auto& lookup : lookups) lookup.num_refused = 0;
-    for (std::size_t i = 0; i < all_refused.size(); ++i) {
-      lookups[i % lookups.size()].num_refused += static_cast<std::uint64_t>(all_refused[i]);
-    }
+  if (is_alone()) return;
+  state.embeddings = std::make_unique<RowExchange>(*options_.device, *exchanger_, rows, state.refused);
+  traffic_.vector_bytes += state.embeddings->num_sent() * sizeof(float);
+}
+
+void ShardedTable::take_embeddings(Batch& batch) {
+  auto& state = *batch.state_;
+  if (is_alone()) return;
+  auto const exchange = std::exchange(state.embeddings, nullptr);
+  auto values = exchange->finish();
+  for (std::size_t merged = 0; merged < values.size(); ++merged) {
+    state.lookups[merged].embeddings = std::move(values[merged]);
   }
-  for (std::size_t merged = 0; merged < lookups.size(); ++merged)
-    lookups[merged].embeddings = std::move(values[merged]);
+  state.refused = exchange->notes();
 }
 
 std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) const {
-  base::expects(batch.state_->is_finished, "num_refused: the batch is not finished");
-  return batch.state_->lookups[merged].num_refused;
+  auto const& state = *batch.state_;
+  base::expects(state.stage == Stage::kFinished, "num_refused: the batch is not finished");
+  auto const numbers = options_.device->read(std::span<float const>(state.refused.span));
+  std::uint64_t sum = 0;
+  for (std::size_t i = merged; i < numbers.size(); i += tables_.size()) sum += static_cast<std::uint64_t>(numbers[i]);
+  return sum;
 }
 
-std::span<RowId const> ShardedTable::present_rows(TableLookup const& lookup, std::size_t merged,
-                                                  std::vector<RowId>& present) const {
-  if (lookup.generation == tables_[merged]->generation()) return lookup.rows;
-  present.resize(lookup.rows.size());  // Rows of other keys, or of these, were removed or moved.
-  tables_[merged]->find(lookup.found().keys(), present, {});
-  return present;
+bool ShardedTable::are_rows_current(TableLookup const& lookup, std::size_t merged) const {
+  return lookup.table == tables_[merged].get() && lookup.generation == tables_[merged]->generation();
+}
+
+Block<RowId> ShardedTable::find(Keys const& keys, std::size_t merged) const {
+  auto rows = options_.device->block<RowId>(keys.size());
+  tables_[merged]->find(keys, rows.span, {});
+  return rows;
+}
+
+Block<RowId> ShardedTable::present_rows(TableLookup const& lookup, std::size_t merged) const {
+  // Otherwise rows of other keys, or of these, were removed or moved.
+  return are_rows_current(lookup, merged) ? lookup.rows : find(lookup.found().keys(), merged);
 }
 
 void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<float> out) {
   auto const& state = *batch.state_;
-  base::expects(state.is_finished, "expand: the batch is not finished");
+  base::expects(state.stage == Stage::kFinished, "expand: the batch is not finished");
   auto const& lookup = state.lookups[merged];
   if (!lookup.in_rows) {
-    return deduplicator_->expand(lookup.unique, lookup.inputs.bags(), lookup.embeddings, out);
+    return options_.device->expand(lookup.unique, lookup.inputs.bags(), widths_[merged], lookup.embeddings.span, out);
   }
-  std::vector<RowId> present;
-  auto const rows = present_rows(lookup, merged, present);
-  for (std::size_t i = 0; i < present.size(); ++i) {
-    base::expects(present[i] != RowId::kNone || lookup.rows[i] == RowId::kNone,
-                  "expand: rows of the batch were removed after finish()");
+  auto const rows = present_rows(lookup, merged);
+  if (!are_rows_current(lookup, merged)) {
+    base::expects(options_.device->is_host(), "expand: rows of a table were removed or moved after finish()");
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      base::expects(rows.span[i] != RowId::kNone || lookup.rows.span[i] == RowId::kNone,
+                    "expand: rows of the batch were removed after finish()");
+    }
   }
-  Bags bags = lookup.inputs.bags();
-  auto const weights = lookup.known_weights(bags.weights);
-  if (!weights.empty()) bags.weights = weights;
-  tables_[merged]->gather_bags(lookup.unique.keys(), rows, lookup.unique.inverse_indices, bags, out);
+  auto const weights = weights_of(lookup, lookup.inputs.weights);
+  tables_[merged]->gather_bags(lookup.unique.keys(), rows.span, lookup.unique.inverse_indices.span,
+                               {.offsets = lookup.inputs.offsets.span, .weights = weights.span}, out);
+}
+
+void ShardedTable::read_only(Batch& batch) {
+  base::expects(batch.state_->stage < Stage::kLookedUp, "read_only: the batch has been looked up");
+  batch.state_->options.mode = LookupMode::kRead;
+}
+
+void ShardedTable::forget_embeddings(Batch& batch) {
+  if (batch.state_->options.keeps_embeddings) return;
+  for (auto& lookup : batch.state_->lookups) lookup.embeddings = {};
+}
+
+Block<float> const& ShardedTable::embeddings(Batch const& batch, std::size_t merged) const {
+  auto const& state = *batch.state_;
+  base::expects(state.stage == Stage::kFinished, "embeddings: the batch is not finished");
+  base::expects(!state.lookups[merged].in_rows || state.options.keeps_embeddings,
+                "embeddings: the batch of one rank was begun without keeps_embeddings");
+  return state.lookups[merged].embeddings;
+}
+
+UniqueBlocks const& ShardedTable::unique_keys(Batch const& batch, std::size_t merged) const {
+  return batch.state_->lookups[merged].unique;
+}
+
+Traffic ShardedTable::traffic() const {
+  Traffic all = traffic_;
+  auto const unknown = options_.device->read(std::span<std::uint64_t const>(unknown_traffic_.span));
+  all.keys_routed += unknown[0];
+  all.keys_received += unknown[0];
+  all.keys_found += unknown[1];
+  return all;
 }
 
 }  // namespace headway::embedding

@@ -20,6 +20,7 @@ class GroupExchanger final : public Exchanger {
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
                                                 std::span<std::size_t> received_bytes = {}) override {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include "headway/base/thread_pool.hpp"
-#include "headway/embedding/deduplicator.hpp"
+#include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/exchanger.hpp"
 #include "headway/embedding/features.hpp"
 #include "headway/embedding/table.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <set>
@@ -30,12 +31,14 @@ struct MergedTable {
   std::vector<std::uint32_t> tables;  ///< Numbers that features name (Feature::table).
   /// LookupMode::kRead gives zeros for ids without a row, instead of the embedding that an insertion would store.
   bool reads_unknown_as_zeros = false;
+  std::shared_ptr<Table> made{};  ///< A table with these options that exists already; none: it is made.
 };
 
 struct ShardedTableOptions {
   Dedup dedup = Dedup::kBoth;
-  /// Threads of tables and deduplication. None: calls run on the caller's thread alone.
+  /// Host memory only: threads of tables and deduplication. None: calls run on the caller's thread alone.
   std::shared_ptr<base::ThreadPool> thread_pool{};
+  std::shared_ptr<BatchDevice> device{};  ///< Memory of tables and batches; none: host memory.
 };
 
 /// Does a lookup count its keys and give rows to absent ones, or only read?
@@ -43,7 +46,27 @@ enum class LookupMode : std::uint8_t { kInsert, kRead };
 
 struct BatchOptions {
   LookupMode mode = LookupMode::kInsert;
-  bool keeps_embeddings = false;  ///< For weight_gradients(): a copy of the embeddings where none is needed otherwise.
+  bool keeps_embeddings = false;  ///< A copy of the embeddings where none is needed otherwise: see embeddings().
+  bool counts_refused = true;     ///< With kInsert: count the keys that get no row, for num_refused().
+  bool masks_unknown = true;      ///< With kRead: do as MergedTable::reads_unknown_as_zeros says; false: ignore it.
+};
+
+/// Gradients of the bags of a merged table.
+struct GradientRows {
+  Block<float const> values{};  ///< (bags, dim) in the order of expand(), or empty if this rank has none.
+  /// May the caller change the memory before they are applied or dropped? Then they are added at once.
+  bool may_change = false;
+};
+
+/// Keys and bytes of this rank since the tables were made. Bytes that a rank sends to itself do not count.
+struct Traffic {
+  std::uint64_t keys = 0;            ///< Keys of all batches.
+  std::uint64_t keys_routed = 0;     ///< After the first deduplication.
+  std::uint64_t keys_received = 0;   ///< By this rank as an owner.
+  std::uint64_t keys_found = 0;      ///< After the second deduplication; these are looked up.
+  std::uint64_t id_bytes = 0;        ///< Sent: ids, tables and counts.
+  std::uint64_t vector_bytes = 0;    ///< Sent by owners: embeddings.
+  std::uint64_t gradient_bytes = 0;  ///< Sent to owners.
 };
 
 /// Learning rates of one step: `rate` for all tables but those in `of_tables`, by number.
@@ -57,8 +80,11 @@ struct StepRates {
   }
 };
 
-/// Dynamic embedding tables in host memory whose rows are spread over ranks, and lookups in them. sharded_table.cpp
-/// explains the steps.
+/// Dynamic embedding tables whose rows are spread over ranks, and lookups in them, in host memory or that of a CUDA
+/// device. sharded_table.cpp explains the steps.
+///
+/// Arrays are in the memory of the device; features too. On a CUDA device calls are ordered on the caller's stream. One
+/// rank never waits for the device; several wait once a batch, for the sizes of exchanges.
 ///
 /// All ranks make the same calls in the same order, also with no ids. Several batches may be begun before the first is
 /// finished. Not thread-safe. If one of these calls fails on a rank after it has begun to exchange, the others get an
@@ -80,6 +106,8 @@ class ShardedTable {
   [[nodiscard]] std::size_t num_tables() const { return tables_.size(); }
   /// This rank's rows of a merged table, for statistics and checkpoints.
   [[nodiscard]] Table& table(std::size_t merged) { return *tables_[merged]; }
+  /// Replaces a table by one with the same options. Rows of batches that exist are found anew.
+  void replace_table(std::size_t merged, std::shared_ptr<Table> table);
 
   /// Starts step `step` in all tables. See Table::begin_step(); rows of batches that exist are in use.
   void begin_step(std::uint32_t step);
@@ -88,6 +116,14 @@ class ShardedTable {
   /// The features may be freed afterwards.
   /// @throws base::UsageError if lengths do not add up to the ids, or a feature names a table that is not there
   [[nodiscard]] std::unique_ptr<Batch> begin(std::span<Feature const> features, BatchOptions const& options = {});
+  /// Starts another lookup of the features of a batch, with the same options.
+  [[nodiscard]] std::unique_ptr<Batch> begin_again(Batch const& batch);
+  [[nodiscard]] bool is_finished(Batch const& batch) const;
+  /// The stages of finish(), for callers that work between them. Each does what is left of those before. start_keys()
+  /// waits for sizes where they travel first, look_up() for the keys, and start_embeddings() for nothing.
+  void start_keys(Batch& batch);
+  void look_up(Batch& batch);
+  void start_embeddings(Batch& batch);
   /// Finishes a lookup: looks the keys up at their owners, and gets the embeddings. After an exception the batch cannot
   /// be used.
   /// @throws base::OperationError if a rank is lost; base::UsageError if finish() was called before; std::bad_alloc and
@@ -103,15 +139,31 @@ class ShardedTable {
   /// LookupMode::kInsert; the same on all ranks.
   [[nodiscard]] std::uint64_t num_refused(Batch const& batch, std::size_t merged) const;
 
+  /// A lookup that has not begun to look up will insert and count nothing.
+  void read_only(Batch& batch);
+  /// Frees embeddings that expand() no longer needs. They stay with BatchOptions::keeps_embeddings.
+  void forget_embeddings(Batch& batch);
+  /// (U, dim) The embeddings of the unique keys of a merged table.
+  /// @param batch finished; of one rank, also begun with BatchOptions::keeps_embeddings
+  [[nodiscard]] Block<float> const& embeddings(Batch const& batch, std::size_t merged) const;
+  [[nodiscard]] UniqueBlocks const& unique_keys(Batch const& batch, std::size_t merged) const;
+
   /// Sends gradients to the owners of the keys, which add them in the order of ranks. They are kept until
   /// apply_gradients() or drop_gradients(); so are the rows of the batch, also after the batch is destroyed. A batch
   /// may return gradients several times, and several batches may do so before they are applied: their gradients are
   /// added.
-  /// @param gradients for each merged table (bags, dim) in the order of expand(), or empty if this rank has none; must
-  ///   not be freed or change before they are applied or dropped
+  /// @param gradients for each merged table
+  /// @param factor of the gradients
+  void return_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor = 1);
+  /// The same for memory that the caller keeps, and does not change, until the gradients are applied or dropped.
   void return_gradients(Batch& batch, std::span<std::span<float const> const> gradients);
+  /// The two halves of return_gradients(). The first does not wait.
+  void start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor = 1);
+  /// @returns for each merged table (U, dim) the sums that this rank has sent; empty if it had none, or is alone
+  std::vector<Block<float>> finish_gradients(Batch& batch);
   /// The gradient of the weight of each id of a merged table: the dot product of its embedding and the gradient of its
   /// list, which for kMean is divided by the number of ids.
+  /// Host memory only.
   /// @param batch begun with BatchOptions::keeps_embeddings; its embeddings are those of finish(), whatever was trained
   /// @param gradients (bags, dim) in the order of expand()
   /// @param out (ids of all features of the merged table)
@@ -123,12 +175,29 @@ class ShardedTable {
   /// @param number of the step, from 1; used by the bias correction of Adam
   /// @param divisor of the gradients, for example the number of ranks
   void apply_gradients(std::uint64_t number, StepRates const& rates, float divisor = 1);
+  /// The same with a divisor for each merged table.
+  void apply_gradients(std::uint64_t number, StepRates const& rates, std::span<float const> divisors);
   void drop_gradients();
+  /// Has this rank gradients that apply_gradients() would apply?
+  [[nodiscard]] bool has_gradients(std::size_t merged) const;
+  /// Adds the pending gradients of a merged table now. Their memory may change afterwards.
+  /// @param first gradients before this one, in the order of finish_gradients(), are left out of the result
+  /// @returns the keys and sums of each gradient; they live until the gradients are applied or dropped
+  std::vector<KeyValues> add_gradients(std::size_t merged, std::size_t first = 0);
+  /// Calls of finish_gradients() since the last apply_gradients() or drop_gradients().
+  [[nodiscard]] std::size_t num_pending() const { return pending_.size(); }
   /// Multiplies the gradients that would be applied. All ranks pass the same factor.
   void scale_gradients(float factor);
+  /// The same for a merged table, with a factor in the memory of the device.
+  void scale_gradients(std::size_t merged, float const* factor);
   /// L2 norm of the gradients that would be applied, over all tables and ranks, before their division. All ranks call
-  /// it.
+  /// it. Waits for the device.
   [[nodiscard]] double gradient_norm();
+  /// (1) Sum of the squares of this rank's gradients of a merged table, in the memory of the device.
+  [[nodiscard]] Block<double> gradient_squares(std::size_t merged);
+
+  /// Counters. Waits for the device.
+  [[nodiscard]] Traffic traffic() const;
 
  private:
   struct TableLookup;
@@ -138,35 +207,56 @@ class ShardedTable {
   void make_tables();
   /// @param error why this rank has no tables; empty: it has
   void expect_agreement(std::string const& error);
+  [[nodiscard]] bool is_alone() const { return exchanger_->size() == 1; }
   /// The keys without duplicates if `stage` (kFirst or kSecond) removes them.
-  [[nodiscard]] UniqueKeys unique(Keys const& keys, Dedup stage) const;
+  [[nodiscard]] UniqueBlocks unique(Keys const& keys, Dedup stage) const;
   /// May an owner have a key twice in one batch?
   [[nodiscard]] bool may_repeat() const;
+  /// Goes through the stages of a batch up to `stage`, a number of lookup_state.hpp.
+  void advance(Batch& batch, std::uint8_t stage);
+  /// Sends the unique keys of a new batch, and counts it.
+  void start(Batch& batch);
+  void send_keys(Batch& batch);
+  void take_sizes(Batch& batch);
   void take_keys(Batch& batch);
-  void look_up(Batch& batch, std::size_t merged);
-  void return_embeddings(Batch& batch);
-  /// Rows of the batch's unique keys in the table as it is now. @param present memory for them, if they are found anew
-  [[nodiscard]] std::span<RowId const> present_rows(TableLookup const& lookup, std::size_t merged,
-                                                    std::vector<RowId>& present) const;
+  /// @param refused gets the number of keys that get no row; may be null
+  void look_up(Batch& batch, std::size_t merged, float* refused);
+  /// Embeddings of the received keys of a merged table, or nothing if they are read from the rows.
+  [[nodiscard]] Block<float> gather(Batch const& batch, std::size_t merged) const;
+  void send_embeddings(Batch& batch);
+  void take_embeddings(Batch& batch);
+  /// Adds the number of keys to the totals, or to `unknown` if only the device knows it.
+  void count_keys(UniqueBlocks const& keys, std::initializer_list<std::uint64_t*> totals, std::size_t index,
+                  std::vector<SizeTerm>& unknown) const;
+  /// Weights of the positions of found(), 0 for keys without a row if these give zeros.
+  [[nodiscard]] Block<float> weights_of(TableLookup const& lookup, Block<float> const& weights) const;
+  [[nodiscard]] bool are_rows_current(TableLookup const& lookup, std::size_t merged) const;
+  /// Rows of the batch's unique keys in the table as it is now.
+  [[nodiscard]] Block<RowId> present_rows(TableLookup const& lookup, std::size_t merged) const;
+  [[nodiscard]] Block<RowId> find(Keys const& keys, std::size_t merged) const;
   void update(std::size_t merged, std::span<TableGradient* const> gradients, std::uint64_t number,
               StepRates const& rates, float divisor);
-  void update_by_table(std::size_t merged, Keys const& keys, std::span<RowId const> rows,
-                       std::span<float const> gradients, std::uint64_t number, StepRates const& rates);
+  void update_by_table(std::size_t merged, KeyValues const& sums, std::span<RowId const> rows, std::uint64_t number,
+                       StepRates const& rates);
+  /// (U, dim) Sums of the gradients of bags, times `factor`; zeros if there are none.
+  [[nodiscard]] Block<float> reduce(TableLookup const& lookup, std::size_t merged, Block<float const> const& values,
+                                    float factor) const;
+  /// Weights times `factor`. @param weights of the positions of `unique`, or empty if all are 1; so is the result
+  [[nodiscard]] Block<float> scaled_weights(Block<float> const& weights, float factor,
+                                            UniqueBlocks const& unique) const;
+  [[nodiscard]] Block<RowId> rows_to_update(TableGradient const& gradient, std::size_t merged) const;
   /// (W, dim) The sum of the gradients of each key. The first call adds them.
-  std::span<float const> sums_of(TableGradient& gradient, std::size_t merged);
-  /// The pending gradients of a merged table.
+  std::span<float> sums_of(TableGradient& gradient, std::size_t merged);
+  /// The pending gradients of a merged table. The caller's stream waits for them.
   [[nodiscard]] std::vector<TableGradient*> pending(std::size_t merged);
   /// The keys of some gradients of a merged table, each once, and the sum of the gradients of each.
-  /// @param once memory of the keys, unless one lookup has them
-  /// @param sums gets (keys, dim)
-  Keys once_each(std::span<TableGradient* const> gradients, std::size_t merged, UniqueKeys& once,
-                 std::vector<float>& sums);
+  struct Sums;
+  Sums once_each(std::span<TableGradient* const> gradients, std::size_t merged);
 
   std::unique_ptr<Exchanger> exchanger_;
   ShardedTableOptions options_;
-  std::unique_ptr<Deduplicator> deduplicator_;
   std::vector<MergedTable> merged_;
-  std::vector<std::unique_ptr<Table>> tables_;
+  std::vector<std::shared_ptr<Table>> tables_;
   std::vector<std::size_t> widths_;                 ///< Dim of each merged table.
   std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each number.
   std::unique_ptr<KeyRoom> key_room_;
@@ -174,7 +264,9 @@ class ShardedTable {
   std::uint32_t step_ = 0;
   bool is_broken_ = false;                                      ///< An exchange has failed: the ranks are out of step.
   std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use_;  ///< Steps of the batches that exist.
-  std::vector<std::unique_ptr<Gradients>> pending_;             ///< In the order of return_gradients().
+  std::vector<std::unique_ptr<Gradients>> pending_;             ///< In the order of finish_gradients().
+  Traffic traffic_;
+  Block<std::uint64_t> unknown_traffic_;  ///< (2) keys_routed and keys_found that only the device knows.
 };
 
 /// See ShardedTable::begin(). A batch that is destroyed before finish() waits until all ranks have begun it. It must

@@ -42,6 +42,14 @@ struct Keys {
   [[nodiscard]] Key operator[](std::size_t i) const {
     return {.id = ids[i], .table = tables.empty() ? table : tables[i]};
   }
+  /// `count` keys from `first` on; all of them are valid.
+  [[nodiscard]] Keys subspan(std::size_t first, std::size_t count) const {
+    return {.ids = ids.subspan(first, count),
+            .tables = tables.empty() ? tables : tables.subspan(first, count),
+            .table = table,
+            .counts = counts.empty() ? counts : counts.subspan(first, count),
+            .are_unique = are_unique};
+  }
 };
 
 /// Bags of a batch, for sum pooling: bag b holds the batch positions from offsets[b] to offsets[b + 1] - 1.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Exchange of the rows of all merged tables in one all-to-all: embeddings to the ranks that asked for them, or
+// gradients to the owners of the keys.
+//
+// Example: two merged tables with 1 and 2 columns, 2 ranks, and one note. A rank has 1 and 2 rows of the first table
+// for the ranks, and 1 and 0 of the second. Its block for rank 0 has 1 + 2 + 1 floats, and that for rank 1 has 2 + 0
+// + 1.
+
+#pragma once
+
+#include "exchange/rank_blocks.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace headway::embedding {
+
+/// Rows of one merged table for an exchange.
+struct SentRows {
+  Block<float> values;  ///< (rows, width), sorted by rank.
+  std::size_t width;
+  std::span<std::size_t const> sent;      ///< (ranks) Rows for each rank.
+  std::span<std::size_t const> received;  ///< (ranks) Rows from each rank.
+};
+
+class RowExchange {
+ public:
+  /// Starts the exchange. Does not wait.
+  /// @param notes (N) floats that go to every rank
+  RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<SentRows const> tables, Block<float> const& notes);
+
+  /// Waits. @returns the received rows of each merged table, sorted by rank
+  [[nodiscard]] std::vector<Block<float>> finish();
+  /// (ranks, N) The notes of all ranks, after finish().
+  [[nodiscard]] Block<float> const& notes() const { return notes_; }
+  /// Floats that this rank sends to others.
+  [[nodiscard]] std::size_t num_sent() const { return num_sent_; }
+
+ private:
+  BatchDevice& device_;
+  std::vector<std::vector<std::size_t>> received_;  ///< (merged tables)(ranks) Floats.
+  std::size_t num_notes_, num_sent_ = 0;
+  std::unique_ptr<RankBlocks<float>> sends_, receives_;
+  Block<float> notes_;
+  std::unique_ptr<Exchanger::Exchange> exchange_;  ///< Declared after the blocks: it is destroyed first, and waits.
+};
+
+}  // namespace headway::embedding
