@@ -42,15 +42,14 @@ FeatureJoiner::FeatureJoiner(std::vector<std::string> names, std::vector<std::ui
                 "features need a name, a table and a pooling each");
 }
 
-JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
-                                  std::vector<std::optional<at::Tensor>> const& weights) const {
+std::vector<Feature> FeatureJoiner::features(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                                             std::vector<std::optional<at::Tensor>> const& weights,
+                                             std::vector<at::Tensor>& held) const {
   std::size_t const count = names_.size();
   base::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
                 "not one tensor of values, lengths and weights for each of " + std::to_string(count) + " features");
-  std::vector<at::Tensor> held;  // Keeps contiguous copies alive until the features are joined.
-  held.reserve(3 * count);
+  held.reserve(held.size() + 3 * count);
   std::vector<Feature> features(count);
-  std::vector<std::int64_t> num_bags(count);
   for (std::size_t i = 0; i < count; ++i) {
     auto& feature = features[i];
     feature = {.name = names_[i],
@@ -59,8 +58,16 @@ JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vecto
                .ids = integers_of(i, "values", held.emplace_back(ids[i])),
                .lengths = integers_of(i, "lengths", held.emplace_back(lengths[i]))};
     if (weights[i]) feature.weights = weights_of(i, feature.ids.size, held.emplace_back(*weights[i]));
-    num_bags[i] = static_cast<std::int64_t>(feature.num_bags());
   }
+  return features;
+}
+
+JoinedTensors FeatureJoiner::join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                                  std::vector<std::optional<at::Tensor>> const& weights) const {
+  std::vector<at::Tensor> held;  // Keeps contiguous copies alive until the features are joined.
+  auto const features = this->features(ids, lengths, weights, held);
+  std::vector<std::int64_t> num_bags;
+  for (auto const& feature : features) num_bags.push_back(static_cast<std::int64_t>(feature.num_bags()));
   auto const sizes = sizes_of(features);
   auto const num_ids = static_cast<std::int64_t>(sizes.ids), num_offsets = static_cast<std::int64_t>(sizes.bags) + 1;
   auto out_ids = empty(num_ids, at::kLong, device_), tables = empty(num_ids, at::kInt, device_);

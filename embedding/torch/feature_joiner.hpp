@@ -35,6 +35,13 @@ class FeatureJoiner {
   [[nodiscard]] JoinedTensors join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                    std::vector<std::optional<at::Tensor>> const& weights) const;
 
+  /// The features of a batch, checked as join() does.
+  /// @param held gets the tensors that the features view
+  [[nodiscard]] std::vector<Feature> features(std::vector<at::Tensor> const& ids,
+                                              std::vector<at::Tensor> const& lengths,
+                                              std::vector<std::optional<at::Tensor>> const& weights,
+                                              std::vector<at::Tensor>& held) const;
+
  private:
   [[nodiscard]] Integers integers_of(std::size_t feature, char const* what, at::Tensor& tensor) const;
   [[nodiscard]] std::span<float const> weights_of(std::size_t feature, std::size_t num_ids, at::Tensor& tensor) const;

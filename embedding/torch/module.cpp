@@ -11,6 +11,7 @@
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
 #include "key_messages.hpp"
+#include "python_types.hpp"
 #include "rank_buffers.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
@@ -30,16 +31,6 @@ namespace py = pybind11;
 namespace headway::embedding {
 
 namespace {
-
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
-
-/// Looks up an enumerator by its Python name. @throws ValueError with `what` if there is none
-template <class Value>
-Value named(std::map<std::string, Value> const& values, std::string const& name, char const* what) {
-  auto const found = values.find(name);
-  if (found == values.end()) throw py::value_error(std::string("there is no ") + what + " '" + name + "'");
-  return found->second;
-}
 
 kernels::OptimizerOptions make_optimizer(std::string const& kind, double eps, double beta1, double beta2,
                                          double initial_accumulator_value, double weight_decay,
@@ -67,11 +58,6 @@ void warn_deprecated(std::string const& old_name, std::string const& new_name) {
   auto const message = old_name + " is deprecated and will be removed: use " + new_name;
   if (PyErr_WarnEx(PyExc_DeprecationWarning, message.c_str(), 1) != 0) throw py::error_already_set();
 }
-
-/// A thread pool, as a Python object.
-struct PythonThreadPool {
-  std::shared_ptr<base::ThreadPool> pool;
-};
 
 std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
 
@@ -166,7 +152,7 @@ void define_table(py::module_& module) {
       .def_readonly("num_known", &KeyTensors::num_known)
       .def("to", &KeyTensors::to, WithoutGil())
       .def("__len__", [](KeyTensors const& keys) { return keys.ids.numel(); });
-  py::class_<TensorTable>(module, "Table")
+  py::class_<TensorTable, std::shared_ptr<TensorTable>>(module, "Table")
       .def(py::init(&make_table), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"),
@@ -378,11 +364,6 @@ void define_deduplicator(py::module_& module) {
 
 // Features
 
-Pooling make_pooling(std::optional<std::string> const& name) {
-  static std::map<std::string, Pooling> const poolings{{"sum", Pooling::kSum}, {"mean", Pooling::kMean}};
-  return name ? named(poolings, *name, "pooling") : Pooling::kNone;
-}
-
 void define_features(py::module_& module) {
   py::class_<JoinedTensors>(module, "JoinedFeatures")
       .def_readonly("keys", &JoinedTensors::keys)
@@ -414,6 +395,7 @@ PYBIND11_MODULE(_embedding, module) {
   define_record_files(module);
   define_deduplicator(module);
   define_features(module);
+  define_lookup(module);
 }
 
 }  // namespace headway::embedding

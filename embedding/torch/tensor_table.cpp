@@ -52,7 +52,9 @@ std::vector<T> vector_of(at::Tensor const& tensor, at::ScalarType type, char con
 }  // namespace
 
 TensorTable::TensorTable(TableOptions const& options, at::Device device)
-    : device_(device), table_(device.is_cpu() ? make_cpu_table(options) : make_cuda_table(options, place_of(device))) {}
+    : device_(device),
+      options_(options),
+      table_(device.is_cpu() ? make_cpu_table(options) : make_cuda_table(options, place_of(device))) {}
 
 TensorTable::RowsAndStatuses TensorTable::find(KeyTensors const& keys) const {
   return look_up(keys, device_, [&](auto&&... arguments) { table_->find(arguments...); });

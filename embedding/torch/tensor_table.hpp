@@ -25,6 +25,8 @@ class TensorTable {
 
   [[nodiscard]] at::Device device() const { return device_; }
   [[nodiscard]] Table const& table() const { return *table_; }
+  [[nodiscard]] std::shared_ptr<Table> const& shared_table() const { return table_; }
+  [[nodiscard]] TableOptions const& options() const { return options_; }
   /// Version counter: each call that changes the table increments it at its begin and at its end. If it is the same
   /// before and after some reads, no change began or ended in between.
   [[nodiscard]] std::uint64_t num_changes() const { return num_changes_; }
@@ -82,7 +84,8 @@ class TensorTable {
   };
 
   at::Device device_;
-  std::unique_ptr<Table> table_;
+  TableOptions options_;
+  std::shared_ptr<Table> table_;
   std::atomic<std::uint64_t> num_changes_ = 0;
 };
 

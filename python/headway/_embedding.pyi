@@ -12,6 +12,7 @@ import enum
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 torch_version: str
 ROUTING_VERSION: int
@@ -262,3 +263,50 @@ class FeatureJoiner:
         weights: Sequence[torch.Tensor | None],  # (K,) each
         /,
     ) -> JoinedFeatures: ...
+
+class LookupBatch:
+    """The lookup of one batch, between ``TableLookup.begin()`` and ``finish()``."""
+
+class TableLookup:
+    """Lookups in the tables of a collection; see embedding/torch/tensor_lookup.hpp.
+
+    Lists have one element per merged table or per feature. The features of a merged table are adjacent, in the order of
+    the tables.
+    """
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[Table],
+        table_ids: Sequence[Sequence[int]],
+        hides_unknown: Sequence[bool],
+        names: Sequence[str],
+        feature_tables: Sequence[int],
+        poolings: Sequence[str | None],
+        group: dist.ProcessGroup | None,
+        dedup: str,
+        thread_pool: ThreadPool,
+        device: torch.device,
+    ) -> None: ...
+    def begin(
+        self,
+        ids: Sequence[torch.Tensor],
+        lengths: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor | None],
+        *,
+        inserts: bool,
+        evaluates: bool,
+        counts_refused: bool,
+    ) -> LookupBatch: ...
+    def finish(self, batch: LookupBatch, anchors: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+    def num_refused(self, batch: LookupBatch, /) -> int: ...
+    def replace_tables(self, tables: Sequence[Table], /) -> None: ...
+    def has_gradients(self, index: int, /) -> bool: ...
+    # (W, D) values and (1,) int32 number of valid rows; None: all
+    def new_gradients(self, index: int, /) -> list[tuple[torch.Tensor, torch.Tensor | None]]: ...
+    def expect_unchanged(self) -> None: ...
+    def apply(self, *, step: int, rates: Sequence[dict[int, float]], divisors: Sequence[float]) -> None: ...
+    def drop(self) -> None: ...
+    def scale(self, factor: torch.Tensor, /) -> None: ...
+    def norm(self, index: int, /) -> torch.Tensor: ...  # () float64
+    def traffic(self) -> dict[str, int]: ...

@@ -18,7 +18,7 @@ The optimizers follow ``torch.optim``; the row-wise ones keep one number per row
 
 from headway.embedding.checkpoint import CheckpointError
 from headway.embedding.clipping import clip_grad_norm_
-from headway.embedding.collection import HashTableCollection
+from headway.embedding.collection import HashTableCollection, PendingBatch
 from headway.embedding.config import (
     Adagrad,
     Adam,
@@ -35,7 +35,6 @@ from headway.embedding.config import (
     TableConfig,
     Uniform,
 )
-from headway.embedding.lookup_function import PendingBatch
 from headway.embedding.process_groups import LOCAL
 from headway.embedding.sharded_tables import NoRoomError
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+
+#: Returns values, (W, D), and the number of valid rows, (1,) int32; None: all rows.
+NewGradients = Callable[[], Sequence[tuple[torch.Tensor, torch.Tensor | None]]]
 
 
 class Anchor(torch.Tensor):
@@ -18,37 +21,31 @@ class Anchor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     _shown: torch.Tensor | None  #: The gradient as it was last read; None: not read since it was set to None.
-    #: Gradients that ``_shown`` does not cover yet: their values, and the number of valid rows.
-    _unseen: list[tuple[Callable[[], torch.Tensor], torch.Tensor | None]]
+    _new_gradients: NewGradients
 
     @staticmethod
-    def make(device: torch.device) -> Anchor:
-        """Makes an anchor on ``device`` without a gradient."""
-        anchor: Anchor = torch.Tensor._make_subclass(Anchor, torch.zeros(1, device=device), True)
-        anchor.grad = None
-        return anchor
-
-    def add_gradient(self, values_of: Callable[[], torch.Tensor], num_known: torch.Tensor | None = None) -> None:
-        """Adds a gradient of the table.
+    def make(device: torch.device, new_gradients: NewGradients) -> Anchor:
+        """Makes an anchor on ``device`` without a gradient.
 
         Args:
-            values_of: returns the values, (W, D). Called when the gradient is read.
-            num_known: (1,) int32, the number of valid rows, which come first; None: all rows.
+            new_gradients: returns the gradients of the table that it has not returned before.
         """
-        self._unseen.append((values_of, num_known))
+        anchor: Anchor = torch.Tensor._make_subclass(Anchor, torch.zeros(1, device=device), True)
+        anchor._shown, anchor._new_gradients = None, new_gradients
+        return anchor
 
     @property
     def grad(self) -> torch.Tensor | None:
         """None, or (1,): 1 (finite) or NaN, times the factors of scalers. Computed on first access."""
-        for values_of, num_known in self._unseen:
-            mark = mark_of(values_of(), num_known)
+        for values_WD, num_known in self._new_gradients():
+            mark = mark_of(values_WD, num_known)
             self._shown = mark if self._shown is None else self._shown * mark
-        self._unseen.clear()
         return self._shown
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        self._shown, self._unseen = value, []
+        self._new_gradients()  # Gradients from before no longer count.
+        self._shown = value
 
     @property
     def factor(self) -> float:

@@ -3,35 +3,30 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._embedding import ThreadPool
+from headway._embedding import LookupBatch, TableLookup, ThreadPool
 from headway.embedding.agreement import agreement, settings_of
-from headway.embedding.anchor import Anchor, mark_of
+from headway.embedding.anchor import Anchor
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig, learning_rate_of
 from headway.embedding.devices import resolve_device
-from headway.embedding.features import Features, MergedFeatures, columns_of
-from headway.embedding.gradient import BagGradients, Gradient
-from headway.embedding.lookup import BatchLookup
-from headway.embedding.lookup_function import PendingBatch, expand, is_recomputation
+from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import merge_tables, merged_table_indices, table_id_of
 from headway.embedding.optimizer import TableOptimizer, unscaled_by
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
-from headway.embedding.sharded_lookup import Dedup, ShardedLookup
 from headway.embedding.sharded_tables import NoRoomError, ShardedTables
 from headway.embedding.state_records import import_records
 from headway.embedding.table_records import Listing
 
-#: Number of backward passes without an optimizer step after which a warning asks whether step() is called.
-_MANY_GRADIENTS = 64
+Dedup = Literal["none", "first", "second", "both"]
+#: A batch whose lookup has begun. Pass it to ``HashTableCollection`` instead of the features.
+PendingBatch = LookupBatch
 
 
 class HashTableCollection(ShardedTables):
@@ -124,24 +119,28 @@ class HashTableCollection(ShardedTables):
         self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
         self._lookahead = lookahead
         self._strict = strict
-        self._features_of = [MergedFeatures(features, self.device) for features in self._assign_features()]
+        features_of = self._assign_features()
+        self._looked_up = [feature for of_table in features_of for feature in of_table]  #: By merged table.
         self._seed = seed
         default_threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         self._thread_pool = ThreadPool(default_threads if num_threads is None else num_threads)
         self.tables = self._build_tables()
-        self._lookup = ShardedLookup(
-            self.tables,
+        self._lookup = TableLookup(
+            tables=self.tables,
+            table_ids=[[table_id_of(table.name) for table in merged.tables] for merged in self.merged_tables],
+            hides_unknown=[merged.config.unknown == "zeros" for merged in self.merged_tables],
+            names=[feature.name for feature in self._looked_up],
+            feature_tables=[table_id_of(feature.table) for feature in self._looked_up],
+            poolings=[feature.pooling for feature in self._looked_up],
             group=self.process_group,
             dedup=dedup,
             thread_pool=self._thread_pool,
             device=self.device,
-            counts_refused=strict,
-            hides_unknown=[merged.config.unknown == "zeros" for merged in self.merged_tables],
         )
-        self._anchors = [Anchor.make(self.device) for _ in self.merged_tables]
-        self._gradients: list[list[Gradient]] = [[] for _ in self.merged_tables]
-        #: Batches whose backward pass has not run yet. Weak: a batch whose embeddings are dropped leaves the set.
-        self._without_gradients: WeakSet[PendingBatch] = WeakSet()
+        self._anchors = [
+            Anchor.make(self.device, partial(self._lookup.new_gradients, index))
+            for index in range(len(self.merged_tables))
+        ]
         self.optimizer = TableOptimizer(self, self.merged_tables, self._anchors)
         self._begin_step(self.tables, self.step)
 
@@ -177,10 +176,15 @@ class HashTableCollection(ShardedTables):
                 CUDA that do not add up to the number of values are an assertion of the device.
         """
         columns = columns_of(features)
-        inputs, per_sample_weights = zip(*(each.join(columns) for each in self._features_of), strict=True)
-        inserts = self.training and not is_recomputation()
-        lookup = self._lookup.begin([each.keys for each in inputs], inserts=inserts, evaluates=not self.training)
-        return PendingBatch(list(inputs), list(per_sample_weights), lookup)
+        ids, lengths, weights = zip(*(tensors_of(columns, each.name) for each in self._looked_up), strict=True)
+        return self._lookup.begin(
+            ids,
+            lengths,
+            weights,
+            inserts=self.training and not is_recomputation(),
+            evaluates=not self.training,
+            counts_refused=self._strict,
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
@@ -197,20 +201,10 @@ class HashTableCollection(ShardedTables):
             NoRoomError: with ``strict``; raised after the exchange, so that no rank waits for another one.
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
-        if is_recomputation():
-            batch.lookup.inserts = False
-        # Reduce pending gradients now: CUDA-graph replay may overwrite their buffers after this point.
-        for gradients in self._gradients:
-            for gradient in gradients:
-                gradient.sums_WD()
-        self._lookup.finish(batch.lookup)
-        if torch.is_grad_enabled():
-            self._without_gradients.add(batch)
-        outputs = iter(expand(self._lookup, batch, self._anchors, self._take_gradients))
-        batch.lookup.embeddings_UD.clear()
-        if self._strict:
-            _expect_room(batch.lookup)
-        by_name = {config.name: next(outputs) for each in self._features_of for config in each.configs}
+        outputs = self._lookup.finish(batch, self._anchors)
+        if self._strict and (refused := self._lookup.num_refused(batch)) > 0:
+            raise NoRoomError(f"{refused} ids got no row: their table is full")
+        by_name = {feature.name: output for feature, output in zip(self._looked_up, outputs, strict=True)}
         return {feature.name: by_name[feature.name] for feature in self.features}
 
     # Learning
@@ -234,23 +228,18 @@ class HashTableCollection(ShardedTables):
             learning_rate_of(rate, f"the learning rate of table {merged.name}")
             rates_G.append(
                 {
-                    each.name: learning_rate_of(
+                    table_id_of(each.name): learning_rate_of(
                         rate * by_name.get(each.name, 1.0), f"the learning rate of table {each.name}"
                     )
                     for each in merged.tables
                 }
             )
-        for merged, gradients in zip(self.merged_tables, self._gradients, strict=True):
-            if gradients and isinstance(merged.config.optimizer, NoOptimizer):
+        for index, merged in enumerate(self.merged_tables):
+            if self._lookup.has_gradients(index) and isinstance(merged.config.optimizer, NoOptimizer):
                 raise RuntimeError(f"table {merged.name} has gradients but no optimizer: give its TableConfig one")
-            for gradient in gradients:
-                gradient.expect_unchanged()
+        self._lookup.expect_unchanged()
         self.step += 1
-        for table, by_name, divisor, gradients in zip(self.tables, rates_G, divisors, self._gradients, strict=True):
-            if gradients:
-                lr = {table_id_of(name): rate for name, rate in by_name.items()}
-                self._lookup.update(table, gradients, lr=lr, step=self.step, divisor=divisor * self._divisor)
-                gradients.clear()
+        self._lookup.apply(step=self.step, rates=rates_G, divisors=[each * self._divisor for each in divisors])
         self.drop_gradients()
         self._begin_step(self.tables, self.step)
 
@@ -263,9 +252,9 @@ class HashTableCollection(ShardedTables):
             () float64, the same bits on all ranks.
         """
         norms = [torch.zeros((), dtype=torch.float64, device=self.device)]
-        for gradients, anchor in zip(self._gradients, self._anchors, strict=True):
-            if gradients:
-                norms.append(self._lookup.gradient_norm(gradients) * (unscaled_by(anchor) / self._divisor))
+        for index, anchor in enumerate(self._anchors):
+            if self._lookup.has_gradients(index):
+                norms.append(self._lookup.norm(index) * (unscaled_by(anchor) / self._divisor))
         own = torch.stack(norms).square().sum().sqrt()
         if self.process_group is None or self.num_ranks == 1:
             return own
@@ -275,38 +264,16 @@ class HashTableCollection(ShardedTables):
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies pending gradients by a number or a () tensor, which must be the same on all ranks."""
-        for gradients in self._gradients:
-            for gradient in gradients:
-                gradient.scale(factor)
+        self._lookup.scale(torch.as_tensor(factor))
 
     def drop_gradients(self) -> None:
         """Drops pending gradients. ``optimizer.zero_grad()`` calls it."""
-        for gradients, anchor in zip(self._gradients, self._anchors, strict=True):
-            gradients.clear()
+        self._lookup.drop()
+        for anchor in self._anchors:
             anchor.grad = None
 
-    def _take_gradients(self, batch: PendingBatch, gradients_BD: Sequence[torch.Tensor | None]) -> None:
-        """Sends the gradients of a backward pass to the owners, which keep them until ``optimizer.step()``."""
-        bags = [
-            None if values is None else BagGradients(values, each.offsets, each.weights)
-            for each, values in zip(batch.inputs, gradients_BD, strict=True)
-        ]
-        self._without_gradients.discard(batch)
-        # While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
-        received, sent = self._lookup.return_gradients(batch.lookup, bags, may_wait=not self._without_gradients)
-        for index, (gradient, own) in enumerate(zip(received, sent, strict=True)):
-            if gradient is None:
-                continue
-            self._gradients[index].append(gradient)
-            self._anchors[index].add_gradient(gradient.sums_WD, gradient.keys.num_known)
-            if own is not None:  # A rank must see its own NaN and inf, although their owner is another rank.
-                self._anchors[index].add_gradient(partial(mark_of(own).unsqueeze, 0))
-        if any(len(gradients) == _MANY_GRADIENTS for gradients in self._gradients):
-            warnings.warn(
-                f"the gradients of {_MANY_GRADIENTS} backward passes wait for optimizer.step() of a "
-                "HashTableCollection: is it called?",
-                stacklevel=2,
-            )
+    def _replace_tables(self) -> None:
+        self._lookup.replace_tables(self.tables)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HashTableCollection:
         """Copies rows, optimizer states, counts, steps and learning rates, such as for an average of weights.
@@ -342,21 +309,19 @@ class HashTableCollection(ShardedTables):
 
         Returns:
             a dictionary with ``tables``, sizes and counters by merged table, and ``traffic``, numbers of keys and bytes
-            by the names in ``TrafficName``.
+            by the names in ``Traffic`` of headway/embedding/sharded_table.hpp.
         """
         tables = {
             merged.name: {**table.size(), **table.statistics()}
             for merged, table in zip(self.merged_tables, self.tables, strict=True)
         }
-        return {"tables": tables, "traffic": self._lookup.traffic.totals()}
+        return {"tables": tables, "traffic": self._lookup.traffic()}
 
     def extra_repr(self) -> str:
         tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"
 
 
-def _expect_room(lookup: BatchLookup) -> None:
-    assert lookup.refused is not None, "they were to be counted"
-    refused = int(lookup.refused.sum())
-    if refused > 0:
-        raise NoRoomError(f"{refused} ids got no row: their table is full")
+def is_recomputation() -> bool:
+    """Is this thread inside a backward pass? Activation checkpointing repeats forward passes there."""
+    return torch._C._current_graph_task_id() != -1

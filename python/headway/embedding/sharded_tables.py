@@ -56,6 +56,10 @@ class ShardedTables(nn.Module):
         """Drops pending gradients, which are of rows that a load replaces."""
         raise NotImplementedError
 
+    def _replace_tables(self) -> None:
+        """Called after a load has replaced elements of ``tables``."""
+        raise NotImplementedError
+
     def _build_tables(self) -> list[Table]:
         return [
             merged.build(seed=self._seed, num_ranks=self.num_ranks, thread_pool=self._thread_pool, device=self.device)
@@ -253,5 +257,6 @@ class ShardedTables(nn.Module):
         # All or nothing: prepare new tables, which may fail, before they replace the present ones.
         self._resume_step([table for table in tables if table not in kept], step)
         self.tables[:], self.step = tables, step
+        self._replace_tables()
         self.drop_gradients()
         self._resume_step(kept, step)

@@ -18,8 +18,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from headway._embedding import KeyStatus, Table, ThreadPool, UniqueKeys
-from headway.embedding.lookup import FoundRows
-from headway.embedding.lookup_function import is_recomputation
+from headway.embedding.collection import is_recomputation
 from headway.embedding.merging import MergedTable
 from headway.embedding.state_records import ReadRecords, import_records, updates_of
 from headway.embedding.table_records import TableShard
@@ -27,6 +26,19 @@ from headway.torchrec.settings import GroupMember
 
 #: Key of a table's ``GroupMember`` in TorchRec's fused_params.
 MEMBER = "headway_member"
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Row indices of keys in a table. They become invalid if rows are removed or moved, or the table is replaced."""
+
+    table: Table
+    rows_W: torch.Tensor
+    generation: int  #: Generation of the table when the rows were found; it changes when rows may become invalid.
+
+    def are_of(self, table: Table) -> bool:
+        """Are the rows still valid, and those of ``table``?"""
+        return self.table is table and self.generation == table.generation
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from headway.embedding import LOCAL, HashTableCollection
 from headway.embedding.merging import table_ids_of
-from headway.embedding.sharded_lookup import ShardedLookup
 from rank_processes import BACKENDS, run_ranks
 from table_cases import POOLING, TABLE_OF, Batch, make_batch, make_tables, real_loss, records_of, same
 
@@ -128,20 +127,6 @@ def test_tables_learn_the_same_whether_weights_do_or_not() -> None:
             real_loss(tables(each)).backward()
             tables.optimizer.step()
     assert same(records_of(ours), records_of(theirs))
-
-
-def test_weights_that_want_no_gradient_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def embeddings(*arguments: Any) -> Any:
-        raise AssertionError("nobody wants embeddings of each id")
-
-    monkeypatch.setattr(ShardedLookup, "embeddings", embeddings)
-    tables, batch = make_tables(), weighted_batch(1)
-    plain = {name: tuple(column.detach() for column in columns) for name, columns in batch.items()}
-    real_loss(tables(plain)).backward()
-    with torch.no_grad():
-        tables(batch)
-    with pytest.raises(AssertionError, match="nobody wants"):
-        tables(batch)
 
 
 def test_losses_may_depend_on_some_features_alone() -> None:

@@ -83,19 +83,16 @@ def load(tables: HashTableCollection, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [promote, evict, load])
-def test_vectors_are_not_read_from_rows_that_have_changed_since_the_lookup(
+def test_embeddings_stay_those_of_their_lookup_when_rows_change(
     tmp_path: Path, change: Callable[[HashTableCollection, Path], None]
 ) -> None:
     tables = make_one(hot_count=2, max_rows=4, eviction=Eviction(policy="lru"))
-    lookup = tables.begin({"f": (torch.tensor([1]), torch.tensor([1]))}).lookup
-    tables._lookup.finish(lookup)
-    assert tables._lookup.embeddings(lookup, 0).tolist() == [[0.0, 0.0]]
-    assert tables._lookup.expand(lookup, 0, None, None).tolist() == [[0.0, 0.0]]
+    ids = {"f": (torch.tensor([1]), torch.tensor([1]))}
+    batch = tables.begin(ids)
+    first = tables(batch)["f"]
     change(tables, tmp_path)
-    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.embeddings(lookup, 0)
-    with pytest.raises(RuntimeError, match="rows of a table were given up, moved or replaced"):
-        tables._lookup.expand(lookup, 0, None, None)
+    assert first.tolist() == [[0.0, 0.0]]
+    assert torch.equal(tables(batch)["f"], tables(ids)["f"]), "the batch again is a lookup in the rows of now"
 
 
 def test_a_batch_that_began_before_load_is_looked_up_in_the_tables_that_were_loaded(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The lookup of a collection for Python: headway._embedding.TableLookup.
+
+#include "devices.hpp"
+#include "python_types.hpp"
+#include "tensor_lookup.hpp"
+
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace headway::embedding {
+
+namespace {
+
+Dedup make_dedup(std::string const& name) {
+  static std::map<std::string, Dedup> const dedups{
+      {"none", Dedup::kNone}, {"first", Dedup::kFirst}, {"second", Dedup::kSecond}, {"both", Dedup::kBoth}};
+  auto const found = dedups.find(name);
+  if (found == dedups.end()) throw py::value_error("dedup must be none, first, second or both, not '" + name + "'");
+  return found->second;
+}
+
+std::shared_ptr<TensorLookup> make_lookup(std::vector<std::shared_ptr<TensorTable>> const& tables,
+                                          std::vector<std::vector<std::uint32_t>> const& table_ids,
+                                          std::vector<bool> const& hides_unknown, std::vector<std::string> names,
+                                          std::vector<std::uint32_t> feature_tables,
+                                          std::vector<std::optional<std::string>> const& poolings,
+                                          c10d::ProcessGroup* group, std::string const& dedup,
+                                          PythonThreadPool const& thread_pool, at::Device device) {
+  if (table_ids.size() != tables.size() || hides_unknown.size() != tables.size()) {
+    throw py::value_error("table_ids and hides_unknown need one element for each table");
+  }
+  std::vector<LookedUpTable> merged;
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    merged.push_back({.table = tables[i], .numbers = table_ids[i], .reads_unknown_as_zeros = hides_unknown[i]});
+  }
+  std::vector<Pooling> kinds;
+  for (auto const& pooling : poolings) kinds.push_back(make_pooling(pooling));
+  auto owned = group == nullptr ? c10::intrusive_ptr<c10d::ProcessGroup>()
+                                : c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group);
+  py::gil_scoped_release const without_gil;
+  return std::make_shared<TensorLookup>(std::move(merged), std::move(names), std::move(feature_tables),
+                                        std::move(kinds), owned, make_dedup(dedup), thread_pool.pool, resolve(device));
+}
+
+std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
+  auto const counts = lookup.traffic();
+  return {{"keys", counts.keys},
+          {"keys_routed", counts.keys_routed},
+          {"keys_received", counts.keys_received},
+          {"keys_found", counts.keys_found},
+          {"id_bytes", counts.id_bytes},
+          {"vector_bytes", counts.vector_bytes},
+          {"gradient_bytes", counts.gradient_bytes}};
+}
+
+}  // namespace
+
+void define_lookup(py::module_& module) {
+  py::class_<TensorBatch, TensorLookup::BatchPtr>(module, "LookupBatch");
+  py::class_<TensorLookup, std::shared_ptr<TensorLookup>>(module, "TableLookup")
+      .def(py::init(&make_lookup), py::kw_only(), py::arg("tables"), py::arg("table_ids"), py::arg("hides_unknown"),
+           py::arg("names"), py::arg("feature_tables"), py::arg("poolings"), py::arg("group").none(true),
+           py::arg("dedup"), py::arg("thread_pool"), py::arg("device"))
+      .def(
+          "begin",
+          [](TensorLookup& lookup, std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+             std::vector<std::optional<at::Tensor>> const& weights, bool inserts, bool evaluates, bool counts_refused) {
+            return lookup.begin(ids, lengths, weights,
+                                {.inserts = inserts, .evaluates = evaluates, .counts_refused = counts_refused});
+          },
+          WithoutGil(), py::arg("ids"), py::arg("lengths"), py::arg("weights"), py::kw_only(), py::arg("inserts"),
+          py::arg("evaluates"), py::arg("counts_refused"))
+      .def("finish", &TensorLookup::finish, WithoutGil(), py::arg("batch"), py::arg("anchors"))
+      .def("num_refused", &TensorLookup::num_refused, WithoutGil())
+      .def("replace_tables", &TensorLookup::replace_tables)
+      .def("has_gradients", &TensorLookup::has_gradients)
+      .def("new_gradients", &TensorLookup::new_gradients, WithoutGil())
+      .def("expect_unchanged", &TensorLookup::expect_unchanged)
+      .def("apply", &TensorLookup::apply, WithoutGil(), py::kw_only(), py::arg("step"), py::arg("rates"),
+           py::arg("divisors"))
+      .def("drop", &TensorLookup::drop, WithoutGil())
+      .def("scale", &TensorLookup::scale, WithoutGil())
+      .def("norm", &TensorLookup::norm, WithoutGil())
+      .def("traffic", &traffic, WithoutGil());
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// An exchange is one all-to-all of bytes. The blocks of all ranks lie one after the other in memory, so they are one
+// tensor, with a split for each rank.
+
+#include "process_group_exchanger.hpp"
+
+#include "headway/base/status.hpp"
+
+#include <cstdint>
+#include <exception>
+#include <utility>
+
+namespace headway::embedding {
+
+namespace {
+
+class Started final : public Exchanger::Exchange {
+ public:
+  Started(c10::intrusive_ptr<c10d::Work> work, at::Device device) : work_(std::move(work)), device_(device) {}
+  Started(Started const&) = delete;
+  Started& operator=(Started const&) = delete;
+  /// Waits, since the group uses the blocks until the exchange is done.
+  ~Started() override {
+    if (work_ == nullptr) return;
+    try {
+      work_->wait();
+    } catch (std::exception const&) {  // The group has failed, so it no longer uses the blocks.
+    }
+  }
+  void wait() override {
+    if (auto const work = std::exchange(work_, nullptr); work != nullptr) work->wait();
+  }
+  void wait_on(CudaStream stream) override {
+    // The number of a stream that is not torch's own is its address, as in c10::cuda::getStreamFromExternal(), which
+    // this extension does not link.
+    auto const id = static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream));
+    c10::StreamGuard const guard(c10::Stream(c10::Stream::UNSAFE, device_, id));
+    work_->wait();
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  at::Device device_;
+};
+
+/// Starts an all-to-all of bytes, by the name that this version of torch has for it.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> all_to_all(Group& group, at::Tensor& out, at::Tensor& in,
+                                          std::vector<std::int64_t>& receive_sizes,
+                                          std::vector<std::int64_t>& send_sizes) {
+  c10d::AllToAllOptions options;
+  options.asyncOp = true;  // Otherwise NCCL would run it on the caller's stream.
+  if constexpr (requires { group.all_to_all_single(out, in, receive_sizes, send_sizes, options); }) {
+    return group.all_to_all_single(out, in, receive_sizes, send_sizes, options);
+  } else {
+    return group.alltoall_base(out, in, receive_sizes, send_sizes, options);
+  }
+}
+
+/// A tensor of bytes that shares the memory of blocks which lie one after the other.
+template <class Byte>
+at::Tensor bytes_of(std::span<std::span<Byte> const> blocks, std::vector<std::int64_t> const& sizes,
+                    at::Device device) {
+  std::int64_t total = 0;
+  Byte* first = nullptr;
+  for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+    if (first == nullptr && sizes[rank] > 0) first = blocks[rank].data();
+    base::expects(sizes[rank] == 0 || blocks[rank].data() == first + total, "blocks lie one after the other in memory");
+    total += sizes[rank];
+  }
+  auto const options = at::TensorOptions(at::kByte).device(device);
+  if (total == 0) return at::empty({0}, options);
+  return at::from_blob(
+      const_cast<std::byte*>(first), {total}, [](void*) {}, options, device);
+}
+
+template <class Byte>
+std::vector<std::int64_t> sizes_of(std::span<std::span<Byte> const> blocks) {
+  std::vector<std::int64_t> sizes;
+  for (auto const& block : blocks) sizes.push_back(static_cast<std::int64_t>(block.size()));
+  return sizes;
+}
+
+}  // namespace
+
+std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::start(std::span<std::span<std::byte const> const> sends,
+                                                                  std::span<std::span<std::byte> const> receives,
+                                                                  std::span<std::size_t> received_bytes) {
+  base::expects(received_bytes.empty(), "a process group needs the sizes of blocks before");
+  auto send_sizes = sizes_of(sends), receive_sizes = sizes_of(receives);
+  auto in = bytes_of(sends, send_sizes, device_), out = bytes_of(receives, receive_sizes, device_);
+  return std::make_unique<Started>(all_to_all(*group_, out, in, receive_sizes, send_sizes), device_);
+}
+
+std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::send(std::span<std::byte const> /*block*/, int /*peer*/,
+                                                                 std::uint64_t /*number*/) {
+  throw base::UsageError("exchanges of a process group have no messages between two ranks");
+}
+
+std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::receive(std::span<std::byte> /*block*/, int /*peer*/,
+                                                                    std::uint64_t /*number*/) {
+  throw base::UsageError("exchanges of a process group have no messages between two ranks");
+}
+
+// The collections of Python have compared their settings before, by an exchange of their own.
+std::vector<std::string> ProcessGroupExchanger::all_gather(std::string const& text) {
+  return std::vector<std::string>(static_cast<std::size_t>(size()), text);
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/embedding/exchanger.hpp"
+#include "torch_headers.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace headway::embedding {
+
+/// Exchanges over a process group of PyTorch with any backend, of tensors on one device. Errors of the group pass
+/// through as they are.
+class ProcessGroupExchanger final : public Exchanger {
+ public:
+  ProcessGroupExchanger(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device)
+      : group_(std::move(group)), device_(device) {}
+
+  [[nodiscard]] int rank() const override { return group_->getRank(); }
+  [[nodiscard]] int size() const override { return group_->getSize(); }
+  [[nodiscard]] bool takes_capacities() const override { return false; }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes) override;
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                               std::uint64_t number) override;
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override;
+  [[nodiscard]] std::vector<std::string> all_gather(std::string const& text) override;
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  at::Device device_;
+};
+
+}  // namespace headway::embedding

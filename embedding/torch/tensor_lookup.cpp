@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Lookups of a collection for PyTorch: a ShardedTable on tensors, with one node of autograd.
+//
+// Idea: the node has one dummy input per merged table (its anchor) and the weights that learn. Its outputs are the
+// embeddings of the features. Its backward pass joins the gradients of the features of each merged table, and sends
+// them to the owners of the rows, where they wait for apply(). So the gradients of anchors are never returned to
+// autograd.
+//
+// Example: features "user" and "tags" share a merged table. Their embeddings are two views of one array of bags. If
+// autograd gives back two adjacent views, they are used as one array without a copy.
+//
+// Invariants: outputs are made on the stream of the caller. A batch that other streams used is freed only after these.
+//   Until a gradient is added, nobody may write to its memory: checked by the version of the tensor. Gradients whose
+//   storage other tensors share, or whose memory autograd may use for another batch, are added at once.
+// Complexity: that of ShardedTable, and O(features) on the host. No operator of PyTorch is called per feature.
+
+#include "tensor_lookup.hpp"
+
+#include "devices.hpp"
+#include "headway/base/status.hpp"
+#include "process_group_exchanger.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+namespace headway::embedding {
+
+namespace {
+
+/// Number of backward passes without apply() after which a warning asks for it.
+constexpr std::size_t kManyGradients = 64;
+
+c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+std::shared_ptr<BatchDevice> batch_device(at::Device device, std::shared_ptr<base::ThreadPool> thread_pool) {
+  if (device.is_cpu()) return make_host_batch_device(std::move(thread_pool));
+  // torch's caching allocator, without its dispatcher.
+  auto* const allocator = empty({0}, at::kByte, device).storage().allocator();
+  auto allocate = [device, allocator](std::size_t num_bytes) {
+    c10::DeviceGuard const guard(device);
+    auto memory = std::make_shared<c10::DataPtr>(allocator->allocate(num_bytes));
+    return std::shared_ptr<void>(memory, memory->get());
+  };
+  return make_cuda_batch_device(place_of(device), std::move(allocate));
+}
+
+/// An uninitialised matrix. On the CPU it does not go through torch's dispatcher.
+at::Tensor empty_matrix(std::int64_t rows, std::int64_t columns, at::Device device) {
+  if (device.is_cpu()) return at::detail::empty_cpu({rows, columns}, at::TensorOptions(at::kFloat));
+  return empty({rows, columns}, at::kFloat, device);
+}
+
+/// Rows of a matrix, as a tensor that shares its storage. It does not go through torch's dispatcher.
+at::Tensor rows_of(at::Tensor const& matrix, std::int64_t first, std::int64_t count) {
+  auto view = at::detail::make_tensor<at::TensorImpl>(c10::Storage(matrix.storage()), matrix.key_set(), matrix.dtype());
+  auto* const impl = view.unsafeGetTensorImpl();
+  impl->set_storage_offset(matrix.storage_offset() + first * matrix.size(1));
+  impl->set_sizes_contiguous({count, matrix.size(1)});
+  return view;
+}
+
+bool are_adjacent(std::span<at::Tensor const> pieces) {
+  auto const* end = static_cast<float const*>(pieces.front().const_data_ptr());
+  for (auto const& piece : pieces) {
+    if (!piece.defined() || !piece.is_contiguous() || !piece.storage().is_alias_of(pieces.front().storage()) ||
+        piece.const_data_ptr() != end) {
+      return false;
+    }
+    end += piece.numel();
+  }
+  return true;
+}
+
+/// Joins the gradients of the features of a merged table. Nothing is copied if they are adjacent in memory.
+/// @param pieces (rows, dim) each, or undefined: zeros @param num_rows of each piece
+/// @returns (all rows, dim) or undefined if all pieces are
+at::Tensor join_rows(std::span<at::Tensor const> pieces, std::span<std::int64_t const> num_rows) {
+  auto const some = std::ranges::find_if(pieces, &at::Tensor::defined);
+  if (some == pieces.end()) return {};
+  if (pieces.size() == 1) return some->contiguous();
+  if (pieces.front().defined() && are_adjacent(pieces)) {
+    return rows_of(pieces.front(), 0, std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0}));
+  }
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    all.push_back(pieces[i].defined() ? pieces[i] : at::zeros({num_rows[i], some->size(1)}, some->options()));
+  }
+  return at::cat(all);
+}
+
+bool has_storage_of_its_own(at::Tensor const& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
+}
+
+/// A block that keeps a tensor alive.
+Block<float const> block_of(at::Tensor const& tensor) {
+  return {std::span(static_cast<float const*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel())),
+          std::make_shared<at::Tensor>(tensor)};
+}
+
+}  // namespace
+
+/// The node of a lookup. See the top of this file.
+struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Tensors = torch::autograd::variable_list;
+
+  static Tensors forward(Context* context, std::shared_ptr<TensorLookup> const& lookup,
+                         TensorLookup::BatchPtr const& batch, at::TensorList inputs) {
+    at::AutoDispatchBelowADInplaceOrView const below;
+    context->set_materialize_grads(false);
+    context->saved_data["batch"] = c10::IValue::make_capsule(batch);
+    context->saved_data["num_inputs"] = static_cast<std::int64_t>(inputs.size());
+    context->saved_data["lookup"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(lookup));
+    return lookup->expand(*batch);
+  }
+
+  static Tensors backward(Context* context, Tensors const& gradients) {
+    at::NoGradGuard const no_grad;
+    auto const batch = c10::static_intrusive_pointer_cast<TensorBatch>(context->saved_data.at("batch").toCapsule());
+    auto const lookup =
+        c10::static_intrusive_pointer_cast<Holder>(context->saved_data.at("lookup").toCapsule())->lookup;
+    auto const num_inputs = static_cast<std::size_t>(context->saved_data.at("num_inputs").toInt());
+    lookup->take_gradients(batch, gradients);
+    Tensors result(2 + num_inputs);  // The lookup and the batch have none.
+    std::size_t next = result.size() - batch->learned_.size();
+    for (auto const& learned : batch->learned_) {
+      auto const& of_feature = gradients[learned.feature];
+      if (of_feature.defined()) result[next] = lookup->gradient_of_weights(*batch, learned, of_feature);
+      ++next;
+    }
+    return result;
+  }
+
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(std::shared_ptr<TensorLookup> the_lookup) : lookup(std::move(the_lookup)) {}
+    std::shared_ptr<TensorLookup> lookup;
+  };
+};
+
+// Blocks go back to the streams that made them, so these have to wait for all others that used the batch.
+TensorBatch::~TensorBatch() {
+  if (is_waiting_) --*num_waiting_;
+  if (streams_.size() < 2) return;
+  for (auto const& used : streams_) {
+    c10::Event done(used.device_type());
+    done.record(used);
+    for (auto const& made : streams_) {
+      if (made != used) done.block(made);
+    }
+  }
+}
+
+TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
+                           std::vector<std::uint32_t> feature_tables, std::vector<Pooling> poolings,
+                           c10::intrusive_ptr<c10d::ProcessGroup> const& group, Dedup dedup,
+                           std::shared_ptr<base::ThreadPool> thread_pool, at::Device device)
+    : device_(device),
+      joiner_(std::move(names), feature_tables, poolings, device),
+      poolings_(std::move(poolings)),
+      num_marked_(tables.size()),
+      sent_(tables.size()) {
+  std::vector<MergedTable> merged;
+  for (auto const& each : tables) {
+    tables_.push_back(each.table);
+    merged.push_back({.options = each.table->options(),
+                      .tables = each.numbers,
+                      .reads_unknown_as_zeros = each.reads_unknown_as_zeros,
+                      .made = each.table->shared_table()});
+    auto const has = [&each](std::uint32_t number) {
+      return std::ranges::find(each.numbers, number) != each.numbers.end();
+    };
+    first_feature_.push_back(
+        static_cast<std::size_t>(std::ranges::find_if(feature_tables, has) - feature_tables.begin()));
+  }
+  first_feature_.push_back(feature_tables.size());
+  std::unique_ptr<Exchanger> exchanger;
+  if (group == nullptr || group->getSize() == 1) {
+    exchanger = make_local_exchanger();
+  } else {
+    exchanger = std::make_unique<ProcessGroupExchanger>(group, device);
+  }
+  sharded_ = std::make_unique<ShardedTable>(
+      merged, std::move(exchanger),
+      ShardedTableOptions{.dedup = dedup, .thread_pool = thread_pool, .device = batch_device(device, thread_pool)});
+}
+
+void TensorLookup::use(TensorBatch& batch) const {
+  if (device_.is_cpu()) return;
+  auto const stream = current_stream(device_);
+  if (std::ranges::find(batch.streams_, stream) == batch.streams_.end()) batch.streams_.push_back(stream);
+}
+
+template <class Work>
+void TensorLookup::change(Work const& work, std::size_t first) {
+  if (first == tables_.size()) return work();
+  tables_[first]->change([&](Table&) { change(work, first + 1); });
+}
+
+TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                                           std::vector<std::optional<at::Tensor>> const& weights,
+                                           LookupSettings const& settings) {
+  auto batch = c10::make_intrusive<TensorBatch>();
+  std::vector<std::optional<at::Tensor>> detached = weights;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = features_of(merged);
+    std::int64_t first_key = 0;
+    for (std::size_t i = begin; i < std::min(end, weights.size()); ++i) {
+      if (weights[i] && weights[i]->requires_grad()) {
+        detached[i] = weights[i]->detach();
+        batch->learned_.push_back({.merged = merged,
+                                   .feature = i,
+                                   .weights = *weights[i],
+                                   .lengths = lengths[i].clone(),
+                                   .pooling = poolings_[i],
+                                   .first_key = first_key});
+      }
+      first_key += ids[i].numel();
+    }
+  }
+  std::vector<at::Tensor> held;
+  auto const features = joiner_.features(ids, lengths, detached, held);
+  for (auto const& feature : features) batch->num_bags_.push_back(static_cast<std::int64_t>(feature.num_bags()));
+  batch->num_waiting_ = num_waiting_;
+  batch->inserts_ = settings.inserts;
+  use(*batch);
+  batch->batch_ = sharded_->begin(features, {.mode = settings.inserts ? LookupMode::kInsert : LookupMode::kRead,
+                                             .keeps_embeddings = !batch->learned_.empty(),
+                                             .counts_refused = settings.counts_refused,
+                                             .masks_unknown = settings.evaluates});
+  return batch;
+}
+
+TensorLookup::BatchPtr TensorLookup::begin_again(TensorBatch const& batch) {
+  auto again = c10::make_intrusive<TensorBatch>();
+  again->num_bags_ = batch.num_bags_;
+  again->learned_ = batch.learned_;
+  again->inserts_ = batch.inserts_;
+  again->num_waiting_ = num_waiting_;
+  use(*again);
+  again->batch_ = sharded_->begin_again(*batch.batch_);
+  return again;
+}
+
+std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<at::Tensor> const& anchors) {
+  auto const batch = sharded_->is_finished(*begun->batch_) ? begin_again(*begun) : begun;
+  bool const is_recomputation = torch::autograd::get_current_graph_task_id() != -1;
+  if (is_recomputation) {
+    sharded_->read_only(*batch->batch_);
+    batch->inserts_ = false;
+  }
+  // A replayed CUDA graph may overwrite the memory of pending gradients from here on.
+  if (sharded_->num_pending() > 0) {
+    for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+      static_cast<void>(sharded_->add_gradients(merged, sharded_->num_pending()));
+    }
+    unread_.clear();
+  }
+  use(*batch);
+  if (batch->inserts_) {
+    change([&] { sharded_->finish(*batch->batch_); });
+  } else {
+    sharded_->finish(*batch->batch_);
+  }
+  std::vector<at::Tensor> inputs = anchors;
+  bool const has_autograd = at::GradMode::is_enabled();
+  if (has_autograd) {
+    for (auto const& learned : batch->learned_) inputs.push_back(learned.weights);
+    batch->is_waiting_ = true;
+    ++*num_waiting_;
+  }
+  auto outputs =
+      has_autograd ? ExpandFunction::apply(shared_from_this(), batch, at::TensorList(inputs)) : expand(*batch);
+  sharded_->forget_embeddings(*batch->batch_);
+  return outputs;
+}
+
+std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
+  std::vector<at::Tensor> outputs;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = features_of(merged);
+    auto const all = empty_matrix(static_cast<std::int64_t>(batch.batch_->num_bags(merged)),
+                                  static_cast<std::int64_t>(tables_[merged]->table().dim()), device_);
+    sharded_->expand(*batch.batch_, merged,
+                     {static_cast<float*>(all.mutable_data_ptr()), static_cast<std::size_t>(all.numel())});
+    std::int64_t first = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      outputs.push_back(end - begin == 1 ? all : rows_of(all, first, batch.num_bags_[i]));
+      first += batch.num_bags_[i];
+    }
+  }
+  return outputs;
+}
+
+std::uint64_t TensorLookup::num_refused(BatchPtr const& batch) const {
+  std::uint64_t sum = 0;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) sum += sharded_->num_refused(*batch->batch_, merged);
+  return sum;
+}
+
+void TensorLookup::replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables) {
+  base::expects(tables.size() == tables_.size(), "one table for each merged table");
+  for (std::size_t merged = 0; merged < tables.size(); ++merged) {
+    sharded_->replace_table(merged, tables[merged]->shared_table());
+  }
+  tables_ = tables;
+}
+
+void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients) {
+  if (std::exchange(batch->is_waiting_, false)) --*num_waiting_;
+  // While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
+  bool const may_be_reused = *num_waiting_ > 0;
+  std::vector<GradientRows> rows;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = features_of(merged);
+    auto const joined = join_rows(std::span(gradients).subspan(begin, end - begin),
+                                  std::span(batch->num_bags_).subspan(begin, end - begin));
+    auto& of_table = rows.emplace_back();
+    if (!joined.defined()) continue;
+    base::expects(joined.scalar_type() == at::kFloat && joined.device() == device_,
+                  "gradients of embeddings are float32 on the device of the tables");
+    of_table = {.values = block_of(joined), .may_change = may_be_reused || !has_storage_of_its_own(joined)};
+    if (!of_table.may_change)
+      unread_.push_back({.values = joined, .version = static_cast<std::int64_t>(joined._version()), .merged = merged});
+  }
+  use(*batch);
+  std::size_t const number = sharded_->num_pending();
+  sharded_->start_gradients(*batch->batch_, rows);
+  auto const sent = sharded_->finish_gradients(*batch->batch_);
+  for (std::size_t merged = 0; merged < sent.size(); ++merged) {
+    if (sent[merged].empty()) continue;
+    auto const dim = static_cast<std::int64_t>(tables_[merged]->table().dim());
+    sent_[merged].emplace_back(tensor_of(sent[merged].span, sent[merged].owner, dim), number);
+  }
+  pending_.push_back(batch);
+  if (pending_.size() == kManyGradients) {
+    TORCH_WARN("the gradients of ", kManyGradients,
+               " backward passes wait for optimizer.step() of a HashTableCollection: is it called?");
+  }
+}
+
+at::Tensor TensorLookup::tensor_of(std::span<float const> values, std::shared_ptr<void const> owner,
+                                   std::int64_t dim) const {
+  return at::from_blob(
+      const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size()) / dim, dim},
+      [owner = std::move(owner)](void*) {}, at::TensorOptions(at::kFloat).device(device_), device_);
+}
+
+// With mean, the gradient of a bag is divided by its number of ids first. The operators and their order keep the bits
+// of torch.nn.functional.embedding_bag.
+at::Tensor TensorLookup::gradient_of_weights(TensorBatch const& batch, TensorBatch::LearnedWeights const& learned,
+                                             at::Tensor const& gradients) const {
+  auto const& unique = sharded_->unique_keys(*batch.batch_, learned.merged);
+  auto const& embeddings = sharded_->embeddings(*batch.batch_, learned.merged);
+  auto const num_keys = learned.weights.numel();
+  auto of_bags = gradients;
+  if (learned.pooling != Pooling::kNone) {
+    if (learned.pooling == Pooling::kMean) of_bags = of_bags / learned.lengths.clamp_min(1).unsqueeze(1);
+    of_bags = of_bags.index_select(0, at::repeat_interleave(learned.lengths, std::optional(num_keys)));
+  }
+  auto const options = at::TensorOptions(at::kInt).device(device_);
+  auto const inverse = at::from_blob(
+      unique.inverse_indices.data() + learned.first_key, {num_keys}, [](void*) {}, options, device_);
+  auto const dim = static_cast<std::int64_t>(tables_[learned.merged]->table().dim());
+  auto of_keys = tensor_of(embeddings.span, embeddings.owner, dim).index_select(0, inverse);
+  return of_keys.mul_(of_bags).sum(1).to(learned.weights.scalar_type());
+}
+
+std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> TensorLookup::new_gradients(std::size_t merged) {
+  std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> result;
+  auto const dim = static_cast<std::int64_t>(tables_[merged]->table().dim());
+  for (auto const& [keys, values] : sharded_->add_gradients(merged, num_marked_[merged])) {
+    std::optional<at::Tensor> num_known;
+    if (keys.num_known != nullptr) {
+      num_known = at::from_blob(
+          const_cast<std::uint32_t*>(keys.num_known), {1}, [](void*) {}, at::TensorOptions(at::kInt).device(device_),
+          device_);
+    }
+    result.emplace_back(tensor_of(values, nullptr, dim), num_known);
+  }
+  for (auto const& [values, number] : sent_[merged]) result.emplace_back(values, std::nullopt);
+  sent_[merged].clear();
+  num_marked_[merged] = sharded_->num_pending();
+  std::erase_if(unread_, [merged](Unread const& each) { return each.merged == merged; });
+  return result;
+}
+
+void TensorLookup::expect_unchanged() const {
+  for (auto const& each : unread_) {
+    if (each.values._version() != each.version) {
+      throw std::runtime_error(
+          "gradients of tables were changed in place between backward() and the optimizer's step()");
+    }
+  }
+}
+
+void TensorLookup::apply(std::uint64_t step, std::vector<std::map<std::uint32_t, double>> const& rates,
+                         std::vector<double> const& divisors) {
+  expect_unchanged();
+  StepRates all;
+  for (auto const& of_merged : rates) all.of_tables.insert(of_merged.begin(), of_merged.end());
+  std::vector<float> const narrow(divisors.begin(), divisors.end());
+  struct DropAtEnd {
+    TensorLookup& lookup;
+    ~DropAtEnd() { lookup.drop(); }
+  } const drop_at_end{*this};
+  for (auto const& batch : pending_) use(*batch);
+  change([&] { sharded_->apply_gradients(step, all, narrow); });
+}
+
+void TensorLookup::drop() {
+  sharded_->drop_gradients();
+  unread_.clear();
+  std::ranges::fill(num_marked_, 0);
+  for (auto& each : sent_) each.clear();
+  pending_.clear();
+}
+
+void TensorLookup::scale(at::Tensor const& factor) {
+  expect_unchanged();
+  auto const on_device = factor.to(at::TensorOptions(at::kFloat).device(device_));
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    sharded_->scale_gradients(merged, static_cast<float const*>(on_device.const_data_ptr()));
+  }
+  unread_.clear();
+}
+
+at::Tensor TensorLookup::norm(std::size_t merged) {
+  expect_unchanged();
+  auto const squares = sharded_->gradient_squares(merged);
+  std::erase_if(unread_, [merged](Unread const& each) { return each.merged == merged; });
+  return at::from_blob(
+             squares.data(), {}, [owner = squares.owner](void*) {}, at::TensorOptions(at::kDouble).device(device_),
+             device_)
+      .sqrt();
+}
+
+}  // namespace headway::embedding

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "feature_joiner.hpp"
+#include "headway/base/thread_pool.hpp"
+#include "headway/embedding/sharded_table.hpp"
+#include "tensor_table.hpp"
+#include "tensors.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headway::embedding {
+
+class TensorLookup;
+
+/// A merged table of a TensorLookup and its features.
+struct LookedUpTable {
+  std::shared_ptr<TensorTable> table;
+  std::vector<std::uint32_t> numbers;  ///< Key::table of each table in it.
+  bool reads_unknown_as_zeros = false;
+};
+
+/// Keys without a row are counted or not, and unknown ones give zeros or not.
+struct LookupSettings {
+  bool inserts = true;          ///< Insert keys that have no row, and count lookups.
+  bool evaluates = false;       ///< The module is in eval() mode: unknown ids are hidden if their table says so.
+  bool counts_refused = false;  ///< See ShardedTable::num_refused().
+};
+
+/// The lookup of one batch. It keeps the tensors of the batch until its gradients are applied or dropped.
+class TensorBatch : public torch::CustomClassHolder {
+ public:
+  ~TensorBatch() override;
+
+ private:
+  friend class TensorLookup;
+  friend struct ExpandFunction;
+
+  /// Weights of a feature that require a gradient.
+  struct LearnedWeights {
+    std::size_t merged, feature;  ///< `feature` counts those of all merged tables.
+    at::Tensor weights, lengths;
+    Pooling pooling;
+    std::int64_t first_key;  ///< Position of its first id among the keys of the merged table.
+  };
+
+  std::unique_ptr<ShardedTable::Batch> batch_;
+  std::vector<std::int64_t> num_bags_;  ///< (features)
+  std::vector<LearnedWeights> learned_;
+  std::shared_ptr<std::int64_t> num_waiting_;  ///< Batches with autograd that have had no backward pass.
+  bool is_waiting_ = false;
+  bool inserts_ = true;
+  std::vector<c10::Stream> streams_;  ///< CUDA streams that made or used the batch.
+};
+
+/// Lookups in the tables of a collection, as tensors with gradients: a ShardedTable for PyTorch. K ids of a feature, B
+/// bags, D columns.
+class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
+ public:
+  using BatchPtr = c10::intrusive_ptr<TensorBatch>;
+
+  /// @param features (features) name, table and pooling; those of a merged table are adjacent, in the order of `tables`
+  /// @param group none: one rank
+  TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
+               std::vector<std::uint32_t> feature_tables, std::vector<Pooling> poolings,
+               c10::intrusive_ptr<c10d::ProcessGroup> const& group, Dedup dedup,
+               std::shared_ptr<base::ThreadPool> thread_pool, at::Device device);
+
+  /// Starts a lookup. Does not wait.
+  /// @param ids, lengths, weights (features) as for FeatureJoiner::join(); weights may require a gradient
+  [[nodiscard]] BatchPtr begin(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
+                               std::vector<std::optional<at::Tensor>> const& weights, LookupSettings const& settings);
+  /// Finishes a lookup. Inside a backward pass it inserts and counts nothing. A batch may be finished several times, as
+  /// activation checkpointing does: each time is a lookup of its own.
+  /// @param anchors (merged tables) parameters through which autograd calls the backward pass
+  /// @returns (features) the embeddings of each, (B, D), or (K, D) without pooling
+  [[nodiscard]] std::vector<at::Tensor> finish(BatchPtr const& batch, std::vector<at::Tensor> const& anchors);
+  /// Keys that got no row on any rank. Waits for the device.
+  [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
+  void replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables);
+
+  [[nodiscard]] bool has_gradients(std::size_t merged) const { return sharded_->has_gradients(merged); }
+  /// Gradients of a merged table that were not returned before: (W, D) values, and (1,) int32 the number of valid rows
+  /// or none: all. Also what this rank has sent, so that it sees its own NaN and inf.
+  [[nodiscard]] std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> new_gradients(std::size_t merged);
+  /// @throws std::runtime_error if gradients were changed in place since the backward pass
+  void expect_unchanged() const;
+  /// @param rates (merged tables) learning rate of each table by number
+  /// @param divisors (merged tables)
+  void apply(std::uint64_t step, std::vector<std::map<std::uint32_t, double>> const& rates,
+             std::vector<double> const& divisors);
+  void drop();
+  /// @param factor () on any device
+  void scale(at::Tensor const& factor);
+  /// () float64 on the device: the L2 norm of this rank's gradients of a merged table.
+  [[nodiscard]] at::Tensor norm(std::size_t merged);
+  [[nodiscard]] Traffic traffic() const { return sharded_->traffic(); }
+
+ private:
+  friend struct ExpandFunction;
+
+  /// A gradient that the tables may read until it is added.
+  struct Unread {
+    at::Tensor values;
+    std::int64_t version;
+    std::size_t merged;
+  };
+
+  [[nodiscard]] BatchPtr begin_again(TensorBatch const& batch);
+  [[nodiscard]] std::vector<at::Tensor> expand(TensorBatch& batch);
+  /// Sends the gradients of a backward pass to the owners. @param gradients (features), undefined: none
+  void take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients);
+  [[nodiscard]] at::Tensor gradient_of_weights(TensorBatch const& batch, TensorBatch::LearnedWeights const& learned,
+                                               at::Tensor const& gradients) const;
+  void use(TensorBatch& batch) const;
+  /// Calls `work` inside a change of each table.
+  template <class Work>
+  void change(Work const& work, std::size_t first = 0);
+  [[nodiscard]] at::Tensor tensor_of(std::span<float const> values, std::shared_ptr<void const> owner,
+                                     std::int64_t dim) const;
+  /// First feature of a merged table, and behind its last.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> features_of(std::size_t merged) const {
+    return {first_feature_[merged], first_feature_[merged + 1]};
+  }
+
+  at::Device device_;
+  std::vector<std::shared_ptr<TensorTable>> tables_;
+  FeatureJoiner joiner_;
+  std::vector<std::size_t> first_feature_;  ///< (merged tables + 1)
+  std::vector<Pooling> poolings_;
+  std::unique_ptr<ShardedTable> sharded_;
+  std::shared_ptr<std::int64_t> num_waiting_ = std::make_shared<std::int64_t>(0);
+  std::vector<Unread> unread_;
+  std::vector<std::size_t> num_marked_;                                ///< (merged tables) See new_gradients().
+  std::vector<std::vector<std::pair<at::Tensor, std::size_t>>> sent_;  ///< (merged tables) Not returned yet.
+  std::vector<BatchPtr> pending_;                                      ///< Batches whose gradients wait.
+};
+
+}  // namespace headway::embedding
