@@ -192,6 +192,117 @@ def test_a_rank_that_cannot_write_is_named_on_all(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tables-*.bin"))
 
 
+def fail_after_the_rename(rank: int, folder: str) -> str:
+    tables = make(dist.group.WORLD)
+    train(tables, range(2), rank)
+    tables.save(folder)
+    train(tables, range(2, 4), rank)
+    plain_replace, plain_sync, is_replaced = writing.os.replace, writing._sync_folder, False
+
+    def replace(*arguments: Any) -> None:
+        nonlocal is_replaced
+        plain_replace(*arguments)
+        is_replaced = True
+
+    def sync(synced: Path) -> None:
+        if is_replaced:
+            raise OSError("the disk is gone")
+        plain_sync(synced)
+
+    writing.os.replace, writing._sync_folder = replace, sync
+    try:
+        tables.save(folder)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_manifest_that_cannot_be_synced_keeps_the_files_that_it_names(tmp_path: Path) -> None:
+    for message in run_ranks(fail_after_the_rename, 2, str(tmp_path), backend="gloo"):
+        assert message.endswith("rank 0: the disk is gone")
+    tables = make()
+    tables.load(tmp_path)
+    assert tables.step == 4
+    assert len(list(tmp_path.glob("tables-*.bin"))) == 4, "a crash may bring the manifest before back"
+    tables.save(tmp_path)
+    assert len(list(tmp_path.glob("tables-*.bin"))) == 1
+
+
+def test_ranks_that_lose_each_other_after_the_rename_keep_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = make()
+    train(tables, range(2))
+    plain = writing.os.replace
+
+    def lose_the_group(*arguments: Any) -> Any:
+        raise RuntimeError("a rank is gone")
+
+    def replace(*arguments: Any) -> None:
+        plain(*arguments)
+        monkeypatch.setattr(writing, "broadcast", lose_the_group)
+
+    monkeypatch.setattr(writing.os, "replace", replace)
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        tables.save(tmp_path)
+    other = make()
+    other.load(tmp_path)
+    assert other.step == 2
+
+
+def fail_to_list(rank: int, folder: str) -> str:
+    tables = make(dist.group.WORLD)
+
+    def refuse(*arguments: Any) -> Any:
+        raise PermissionError(f"{folder} cannot be listed")
+
+    if rank == 0:
+        writing._remove_unnamed = refuse
+    try:
+        tables.save(folder)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_a_folder_that_rank_0_cannot_list_is_named_on_all(tmp_path: Path) -> None:
+    for message in run_ranks(fail_to_list, 2, str(tmp_path), backend="gloo", timeout_s=5):
+        assert f"rank 0: {tmp_path} cannot be listed" in message
+
+
+def test_files_that_cannot_be_removed_after_a_save_do_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = make()
+    train(tables, range(2))
+    plain, num_calls = writing._remove_unnamed, 0
+
+    def refuse_second(*arguments: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise PermissionError("the folder cannot be listed")
+        plain(*arguments)
+
+    monkeypatch.setattr(writing, "_remove_unnamed", refuse_second)
+    tables.save(tmp_path)
+    assert num_calls == 2
+    make().load(tmp_path)
+
+
+def test_all_new_folders_on_the_path_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    plain = writing._sync_folder
+
+    def sync(folder: Path) -> None:
+        synced.append(folder)
+        plain(folder)
+
+    monkeypatch.setattr(writing, "_sync_folder", sync)
+    make().save(tmp_path / "a" / "b")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+
+
 def test_tables_that_differ_are_named(tmp_path: Path) -> None:
     tables = make()
     train(tables, range(2))

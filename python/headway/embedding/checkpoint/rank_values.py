@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast and gather of Python values. Without a group there is one rank."""
+"""Broadcast and all-gather of Python values. Without a group there is one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 
-def common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
+def broadcast(value: Any, process_group: dist.ProcessGroup | None) -> Any:
     """Returns rank 0's value on all ranks."""
     if process_group is None:
         return value
@@ -17,7 +17,7 @@ def common(value: Any, process_group: dist.ProcessGroup | None) -> Any:
     return values[0]
 
 
-def gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
+def all_gather(value: Any, process_group: dist.ProcessGroup | None) -> list[Any]:
     """Returns the values of all ranks, by rank."""
     if process_group is None:
         return [value]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from headway import _embedding
 from headway._embedding import Table
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
-from headway.embedding.checkpoint.rank_values import common, gather
+from headway.embedding.checkpoint.rank_values import all_gather, broadcast
 from headway.embedding.config import NoOptimizer, initial_state_of
 from headway.embedding.merging import MergedTable, keep_within_limit, table_id_of
 
@@ -48,7 +48,7 @@ def load(
     except CheckpointError as failure:
         error = str(failure)
     # All ranks use the manifest that rank 0 read, even if another save replaces it meanwhile.
-    manifest, error = common((manifest, error), process_group)
+    manifest, error = broadcast((manifest, error), process_group)
     if manifest is not None:
         try:
             _read_all(
@@ -61,9 +61,9 @@ def load(
                 strict=strict,
                 embeddings_only=embeddings_only,
             )
-        except Exception as failure:  # Any error must reach the other ranks, which wait in gather().
+        except Exception as failure:  # Any error must reach the other ranks, which wait in all_gather().
             error = str(failure) if isinstance(failure, CheckpointError) else f"{type(failure).__name__}: {failure}"
-    errors = [each for each in gather(error, process_group) if each is not None]
+    errors = [each for each in all_gather(error, process_group) if each is not None]
     if errors or manifest is None:
         raise CheckpointError("; ".join(dict.fromkeys(errors)))
     return int(manifest.step), frozenset(name for group in manifest.groups for name in group["tables"])

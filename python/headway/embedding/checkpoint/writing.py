@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving: each rank writes one file, then rank 0 replaces the manifest."""
+"""Saving: each rank writes one file, then rank 0 replaces the manifest.
+
+Invariant: all files that the manifest on disk names exist. So a rank removes its file after a failure only if no
+manifest can name it, and rank 0 removes older files only after the new manifest is on disk.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,14 @@ import torch.distributed as dist
 from headway import _embedding
 from headway._embedding import RecordFileWriter, Table
 from headway.embedding.checkpoint.manifest import MANIFEST_NAME, Block, CheckpointError, Manifest, describe
-from headway.embedding.checkpoint.rank_values import common, gather
+from headway.embedding.checkpoint.rank_values import all_gather, broadcast
 from headway.embedding.merging import MergedTable
 
 _LOCK = ".lock"
 _FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
-_SLICES = 8  # Bucket ranges of a table, unless it is small.
-_RECORDS_AT_ONCE = 1 << 23  # Keys of a bucket range, on average at most. Each range costs a scan of the whole table.
+_SLICES = 8  # Ranges of virtual buckets into which a table is cut. Small tables have fewer, large ones more.
+_RECORDS_AT_ONCE = 1 << 23  # Limit of the mean number of keys in a range. Each range costs a scan of the whole table.
 
 
 def save(
@@ -39,31 +43,35 @@ def save(
 
     Args:
         folder: the folder; created if it does not exist.
-        merged_tables: the merged tables of the collection.
+        merged_tables: the merged tables of the collection (tables that share a hash table, see ``merging.py``).
         tables: this rank's shard of each merged table.
         step: optimizer steps so far.
         process_group: the ranks that share the tables; None: this rank alone.
         replace: allow a checkpoint that has other tables to be replaced.
     Raises:
         CheckpointError: a rank could not write, a table changed during the save, another save is running, or the folder
-            has other tables. The previous checkpoint stays valid.
+            has other tables. The previous checkpoint stays valid, or the new one is valid already: its manifest is in
+            place, but is perhaps not on disk yet.
     """
     rank = 0 if process_group is None else process_group.rank()
-    name = f"tables-{common(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
+    name = f"tables-{broadcast(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
     with contextlib.ExitStack() as stack:
         names = {table.name for merged in merged_tables for table in merged.tables}
-        error = common(_begin_save(folder, stack, None if replace else names) if rank == 0 else None, process_group)
+        error = broadcast(_begin_save(folder, stack, None if replace else names) if rank == 0 else None, process_group)
         _refuse(folder, [error])
-        is_done = False
+        may_be_named = False  # Can a manifest in the folder name this rank's file?
         try:
             blocks: list[Block] = []
             try:
                 with _expect_unchanged(merged_tables, tables):
                     blocks = _write_file(folder / name, tables)
-            except Exception as failure:  # Any error must reach the other ranks, which wait in gather().
+            except Exception as failure:  # Any error must reach the other ranks, which wait in all_gather().
                 error = f"rank {rank}: {type(failure).__name__}: {failure}"
-            parts = gather((error, blocks), process_group)
-            _refuse(folder, [each for each, _ in parts])
+            may_be_named = error is None  # all_gather() may fail on this rank and succeed on rank 0.
+            parts = all_gather((error, blocks), process_group)
+            errors = [each for each, _ in parts]
+            may_be_named = all(each is None for each in errors)
+            _refuse(folder, errors)
             if rank == 0:
                 manifest = Manifest(
                     step=step,
@@ -71,15 +79,17 @@ def save(
                     groups=[describe(merged, table) for merged, table in zip(merged_tables, tables, strict=True)],
                     blocks=[block for _, part in parts for block in part],
                 )
-                error = _publish(folder, manifest)
-            _refuse(folder, [common(error, process_group)])  # No rank returns before the manifest is on disk.
-            is_done = True
+                error, may_be_named = _publish(folder, manifest)
+            # No rank returns before the manifest is on disk.
+            error, may_be_named = broadcast((error, may_be_named), process_group)
+            _refuse(folder, [error])
         finally:
-            if not is_done:
+            if not may_be_named:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
         if rank == 0:
-            _remove_unnamed(folder, {block.file for block in manifest.blocks})
+            with contextlib.suppress(OSError):  # The next save removes what is left.
+                _remove_unnamed(folder, {block.file for block in manifest.blocks})
 
 
 def _refuse(folder: Path, errors: Sequence[str | None]) -> None:
@@ -117,33 +127,46 @@ def _begin_save(folder: Path, stack: contextlib.ExitStack, names: set[str] | Non
         an error message, or None.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        _make_folder(folder)
         lock = stack.enter_context((folder / _LOCK).open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The kernel releases it if the process dies.
+        try:
+            manifest = Manifest.read(folder)
+        except CheckpointError:
+            if (folder / MANIFEST_NAME).exists():
+                # Nobody knows which files an unreadable manifest names. They stay until a new manifest replaces it.
+                return None
+            manifest = None
+        if manifest is not None and names is not None:
+            others = {name for group in manifest.groups for name in group["tables"]} - names
+            if others:
+                return (
+                    f"it has a checkpoint with the tables {', '.join(sorted(others))}, which this collection does not "
+                    "have: save into another folder, or with replace=True"
+                )
+        _sync_folder(folder)  # The save before may have failed to sync its manifest, and older files go now.
+        _remove_unnamed(folder, set() if manifest is None else {block.file for block in manifest.blocks})
     except BlockingIOError:
         return "another save into it is under way"
     except OSError as failure:
         return f"rank 0: {failure}"
-    try:
-        manifest = Manifest.read(folder)
-        others = {name for group in manifest.groups for name in group["tables"]}.difference(names or ())
-        if names is not None and others:
-            return (
-                f"it has a checkpoint with the tables {', '.join(sorted(others))}, which this collection does not "
-                "have: save into another folder, or with replace=True"
-            )
-        named = {block.file for block in manifest.blocks}
-    except CheckpointError:
-        named = set()
-        if (folder / MANIFEST_NAME).exists():
-            return None  # The manifest is unreadable, so we do not know which files it names: keep all of them.
-    _remove_unnamed(folder, named)
     return None
 
 
+def _make_folder(folder: Path) -> None:
+    """Makes the folder and its parents durably, so that a crash of the machine does not lose the path to it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for parent in dict.fromkeys(each.parent for each in (folder, *missing)):
+        _sync_folder(parent)
+
+
 def _remove_unnamed(folder: Path, named: set[str]) -> None:
-    """Removes table files whose names are not in ``named``. Other files stay."""
+    """Removes table files whose names are not in ``named``. Other files stay.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
     for path in folder.iterdir():
         if _FILE_NAME.fullmatch(path.name) and path.name not in named:
             with contextlib.suppress(OSError):
@@ -151,7 +174,10 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
-    """Writes this rank's file. A block is written while the next one is exported."""
+    """Writes this rank's file. A block is written while the next one is exported.
+
+    Each table has the blocks of its rows, then those of its pending keys, which have no row yet.
+    """
     writer = RecordFileWriter(os.fsencode(path), records_per_block=_BLOCK_RECORDS)
     groups: list[int] = []  # The merged table of each block.
     for group, table in enumerate(tables):
@@ -173,7 +199,7 @@ def _write_slice(writer: RecordFileWriter, table: Table, buckets: tuple[int, int
 
 
 def _slices(table: Table, *, pending: bool) -> Iterator[tuple[int, int]]:
-    """Yields ranges of buckets, (first, end), whose keys are listed at once."""
+    """Yields ranges of virtual buckets, (first, end). The list of keys of one range is in memory at a time."""
     num_keys = table.size()["pending" if pending else "rows"]
     num_slices = max(num_keys // _RECORDS_AT_ONCE + 1, min(_SLICES, num_keys // (2 * _BLOCK_RECORDS)))
     width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // num_slices)
@@ -181,8 +207,13 @@ def _slices(table: Table, *, pending: bool) -> Iterator[tuple[int, int]]:
         yield first, min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
 
 
-def _publish(folder: Path, manifest: Manifest) -> str | None:
-    """Replaces the manifest of the folder atomically. Returns an error message, or None."""
+def _publish(folder: Path, manifest: Manifest) -> tuple[str | None, bool]:
+    """Replaces the manifest of the folder atomically.
+
+    Returns:
+        an error message or None, and whether the new manifest may be in place.
+    """
+    may_be_in_place = False
     try:
         _sync_folder(folder)
         new = folder / f"{MANIFEST_NAME}.new"
@@ -190,11 +221,12 @@ def _publish(folder: Path, manifest: Manifest) -> str | None:
             file.write(manifest.to_json())
             file.flush()
             os.fsync(file.fileno())
+        may_be_in_place = True  # Also if os.replace() fails: a network file system may have done it.
         os.replace(new, folder / MANIFEST_NAME)
         _sync_folder(folder)
     except OSError as failure:
-        return f"rank 0: {failure}"
-    return None
+        return f"rank 0: {failure}", may_be_in_place
+    return None, True
 
 
 def _sync_folder(folder: Path) -> None:
