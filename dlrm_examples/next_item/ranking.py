@@ -27,7 +27,9 @@ class Quality(NamedTuple):
 
 
 def ranks_of(scores: Tensor, wanted: Tensor, is_seen: Tensor) -> Tensor:
-    """Rank of the target item among the items that the user has not seen, from 0. Ties count against the target.
+    """Rank of the target item among the items that the user has not seen, from 0.
+
+    Ties count against the target. So do NaN scores: a model that has diverged must not get the best rank.
 
     Args:
         scores: (U, M) scores of all items.
@@ -38,13 +40,19 @@ def ranks_of(scores: Tensor, wanted: Tensor, is_seen: Tensor) -> Tensor:
         (U,) int64.
     """
     of_wanted = scores.gather(1, wanted[:, None])
-    is_before = (scores >= of_wanted) & ~is_seen
+    is_before = ~(scores < of_wanted) & ~is_seen  # Not `>=`, which NaN scores never are.
     is_before.scatter_(1, wanted[:, None], False)
     return is_before.sum(1)
 
 
 def quality_of(ranks: Tensor) -> Quality:
-    """Computes the metrics of ranks (U,), which count from 0."""
+    """Computes the metrics of ranks (U,), which count from 0.
+
+    Raises:
+        ValueError: there are no ranks.
+    """
+    if len(ranks) == 0:
+        raise ValueError("there are no users, so their rankings have no mean")
     hits = (ranks < CUT).double()
     gains = hits / torch.log2(ranks.double() + 2)
     rate = hits.mean().item()

@@ -117,6 +117,19 @@ def test_ranks_leave_out_what_was_seen_and_count_equal_scores_against_the_wanted
     assert ranks_of(scores, torch.tensor([2, 2, 4]), seen).tolist() == [3, 2, 0]
 
 
+def test_scores_that_are_no_numbers_count_against_the_wanted_item() -> None:
+    nan = float("nan")
+    scores = torch.tensor([[nan] * 4, [1.0, 2.0, nan, 4.0], [nan, 2.0, 3.0, 4.0]])
+    seen = torch.zeros(3, 4, dtype=torch.bool)
+    seen[:, 1] = True
+    assert ranks_of(scores, torch.tensor([0, 2, 3]), seen).tolist() == [2, 2, 1]
+
+
+def test_no_rankings_have_no_quality() -> None:
+    with pytest.raises(ValueError, match="there are no users"):
+        quality_of(torch.tensor([], dtype=torch.int64))
+
+
 def test_quality_is_that_of_the_first_ten() -> None:
     quality = quality_of(torch.tensor([0, 2, 9, 10]))
     assert quality.hit_rate == 0.75
