@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
-from dlrm_examples.streaming_ctr.group import gather, rank_of
+from dlrm_examples.streaming_ctr.group import all_gather, rank_of
 from dlrm_examples.streaming_ctr.trainer import Trainer
 from dlrm_examples.support.data.log_format import DataError
 
@@ -36,7 +36,7 @@ def save(folder: Path, trainer: Trainer, tables: DynamicTables, group: dist.Proc
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, folder / _DENSE)
-    gather(None, group)
+    all_gather(None, group)
 
 
 def load(folder: Path, trainer: Trainer, tables: DynamicTables) -> None:

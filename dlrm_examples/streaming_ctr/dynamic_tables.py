@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic embedding tables: ``headway.embedding`` behind the interface ``Tables``. A new id gets a row on demand."""
+"""Dynamic embedding tables: ``headway.embedding`` behind the interface ``Tables``.
+
+A new id gets a row at its first lookup in training, or at a later one with ``TableLimits.min_count``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch.distributed as dist
 from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
 
 from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
-from dlrm_examples.streaming_ctr.group import gather
+from dlrm_examples.streaming_ctr.group import all_gather
 from dlrm_examples.streaming_ctr.tables import TableLimits, TableSettings, TableUse
 
 
@@ -31,10 +34,10 @@ class DynamicTables:
         Args:
             features: features that calls will look up.
             settings: settings of all tables.
-            limits: limits of all tables together; None: no limits.
+            limits: limits of the tables; ``max_rows`` is for all tables together. None: no limits.
             group: ranks that share the tables; calls are then collective. None: this rank alone.
         Raises:
-            ValueError: a limit is out of range.
+            ValueError: a limit is out of range, or ``limits.table_sizes`` lacks a table.
         """
         span = settings.initial_range
         limits = limits or TableLimits()
@@ -63,7 +66,7 @@ class DynamicTables:
         )
 
     def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
-        """See ``Tables``. Without autograd, an id without a row contributes its initial embedding."""
+        """See ``Tables``. Under ``torch.no_grad()`` no id gets a row; one without a row has its initial embedding."""
         self.collection.train(torch.is_grad_enabled())
         return dict(self.collection(features))
 
@@ -75,7 +78,7 @@ class DynamicTables:
     def use(self) -> TableUse:
         """See ``Tables``."""
         of_rank = sum(map(_use_of, self.collection.statistics()["tables"].values()), TableUse())
-        return sum(gather(of_rank, self._group), TableUse())
+        return sum(all_gather(of_rank, self._group), TableUse())
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint of the tables of all ranks to ``folder``; call it between two steps.
@@ -95,18 +98,30 @@ class DynamicTables:
 
 
 def _shares(limits: TableLimits, tables: Sequence[str]) -> list[int | None]:
-    """Divides ``max_rows`` among the tables: in proportion to ``table_sizes``, at least one row each.
+    """Divides ``max_rows`` among the tables: in proportion to ``table_sizes``, but at least one row each.
+
+    Example: 3 rows for tables of 1000, 1 and 1 ids. The proportional shares are 2, 0 and 1; the result is 1, 1 and 1.
 
     Raises:
-        ValueError: ``max_rows`` is less than the number of tables.
+        ValueError: ``max_rows`` is less than the number of tables, or ``table_sizes`` lacks a table, has a negative
+            size or only zeros.
     """
     if limits.max_rows is None:
         return [None] * len(tables)
     if limits.max_rows < len(tables):
         raise ValueError(f"max_rows must be at least {len(tables)}, a row for each table, not {limits.max_rows}")
-    sizes = [1 if limits.table_sizes is None else limits.table_sizes[table] for table in tables]
+    table_sizes = dict.fromkeys(tables, 1) if limits.table_sizes is None else limits.table_sizes
+    if missing := [table for table in tables if table not in table_sizes]:
+        raise ValueError(f"table_sizes has no size of the tables {', '.join(missing)}")
+    sizes = [table_sizes[table] for table in tables]
+    if min(sizes) < 0 or sum(sizes) == 0:
+        raise ValueError(f"table_sizes must be at least 0, and one above 0, not {sizes}")
     ends = [limits.max_rows * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
-    return [max(1, end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
+    shares = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    while 0 in shares:
+        shares[shares.index(max(shares))] -= 1
+        shares[shares.index(0)] = 1
+    return [*shares]
 
 
 def _use_of(statistics: Mapping[str, int]) -> TableUse:

@@ -30,8 +30,8 @@ def slice_of(begin: int, end: int, group: dist.ProcessGroup | None) -> tuple[int
     return begin + (end - begin) * rank // size, begin + (end - begin) * (rank + 1) // size
 
 
-def gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Gathers a small picklable value of each rank; returns them by rank. Collective."""
+def all_gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """All-gathers a small picklable value of each rank; returns them by rank. Collective."""
     if group is None:
         return [value]
     values: list[Any] = [None] * group.size()

@@ -59,7 +59,8 @@ class TableLimits:
     Attributes:
         max_rows: rows of all tables and ranks together, plus a tenth on several ranks; None: no limit. Each
             table has a fixed share, which others cannot use.
-        table_sizes: expected number of ids of each table; ``max_rows`` is divided in proportion. None: equal shares.
+        table_sizes: expected number of ids of each table; ``max_rows`` is divided in proportion, but each table gets
+            at least one row. None: equal shares.
         eviction: rows to evict when a table is full: least recently ("lru") or least frequently ("lfu") looked up.
             None: no eviction; new ids then get no row.
         min_count: number of lookups after which an id gets a row.
@@ -82,9 +83,9 @@ class TableUse:
     """Contents of tables. ``num_bytes`` counts ids, embeddings and optimizer state."""
 
     rows: int = 0
-    cold_rows: int = 0  # rows stored in bfloat16
+    cold_rows: int = 0  # rows with fewer than hot_count lookups, whose embedding is stored in bfloat16
     pending: int = 0  # ids without a row yet, because they have had fewer than min_count lookups
-    evicted: int = 0
+    evicted: int = 0  # rows removed since the start to make room
     refused: int = 0  # lookups of ids that got no row because the table was full
     num_bytes: int = 0
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlrm_examples.streaming_ctr.data.log import Log
-from dlrm_examples.streaming_ctr.group import all_reduce_gradients, gather, slice_of
+from dlrm_examples.streaming_ctr.group import all_gather, all_reduce_gradients, slice_of
 from dlrm_examples.streaming_ctr.model import SharedBottom
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings
 
@@ -119,7 +119,7 @@ class Trainer:
         for first in range(begin, end, size):
             batch = self._log.batch(*slice_of(first, min(first + size, end), self._group))
             logits.append(self._model(batch.features, self._tables))
-        by_rank = gather(logits, self._group)
+        by_rank = all_gather(logits, self._group)
         return torch.cat([part for parts in zip(*by_rank, strict=True) for part in parts])
 
     def state_dict(self) -> dict[str, Any]:

@@ -191,6 +191,27 @@ def test_without_eviction_new_ids_get_no_row_when_there_is_no_room() -> None:
     assert (use.rows, use.evicted, use.refused) == (100, 0, 30)
 
 
+@pytest.mark.parametrize(
+    ("max_rows", "sizes", "shares"),
+    [
+        (3, [1000, 1, 1], [1, 1, 1]),
+        (100, [1000, 1, 1], [98, 1, 1]),
+        (150, [20, 0, 10], [99, 1, 50]),
+        (7, [1, 1, 1], [2, 2, 3]),
+    ],
+)
+def test_each_table_gets_a_row_and_all_together_no_more_than_the_limit(
+    max_rows: int, sizes: list[int], shares: list[int]
+) -> None:
+    names = ["a", "b", "c"]
+    tables = DynamicTables(
+        [Feature(name=name, table=name) for name in names],
+        SETTINGS,
+        limits=TableLimits(max_rows=max_rows, table_sizes=dict(zip(names, sizes, strict=True))),
+    )
+    assert [table.max_rows for merged in tables.collection.merged_tables for table in merged.tables] == shares
+
+
 def test_ids_wait_for_a_row_until_they_come_again() -> None:
     use = use_under(TableLimits(min_count=2), num_ids=30)
     assert (use.rows, use.pending) == (40, 90)
@@ -211,6 +232,9 @@ def test_the_rows_of_static_tables_are_there_from_the_start() -> None:
     [
         ({"eviction": "lfu"}, "eviction lfu needs max_rows"),
         ({"max_rows": 1}, "max_rows must be at least 2, a row for each table, not 1"),
+        ({"max_rows": 9, "table_sizes": {"video": 0, "user": 0}}, "table_sizes must be at least 0, and one above 0"),
+        ({"max_rows": 9, "table_sizes": {"video": 9, "user": -1}}, "table_sizes must be at least 0, and one above 0"),
+        ({"max_rows": 9, "table_sizes": {"video": 9}}, "table_sizes has no size of the tables user"),
         ({"min_count": 0}, "min_count must be from 1"),
         ({"hot_count": -1}, "hot_count must be from 0"),
     ],
