@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats results as text tables, for the terminal and the report."""
+"""Formats results as text tables, for the terminal and the report.
+
+The columns are those of Dichev et al., arXiv 2512.19342 (latency, throughput by k), and some that they hide. "sync" is
+the system of that name in ``systems.py``: synchronous DLRM. "replay" is the computed run of ``recurrence.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,15 @@ HEADINGS = (
 
 EXPLANATIONS = {
     "k": "the bound: how many steps a rank may leave pending",
-    "latency ms": "time of a step, mean over runs and processes with its 95% interval (the paper's metric)",
+    "latency ms": "time of a step, mean over runs and processes with its 95% interval (the metric of arXiv 2512.19342)",
     "batches/s": "mini-batches answered by all processes together, mean over runs with its 95% interval",
-    "vs sync": "throughput over that of sync in the same runs",
+    "vs sync": "throughput divided by that of sync (synchronous DLRM) in the same runs",
     "request ms": "from the arrival of a mini-batch to its predictions; grows with k",
-    "p99 ms": "99% quantile of the same",
+    "p99 ms": "99% quantile of the request times",
     "waiting ms": "time a rank waits for its peers, per step",
-    "vs replay": "measured time over the least possible one for the same delays, work and bound",
-    "held KB": "most memory that pending steps keep alive on a rank",
+    "vs replay": "measured time divided by that of a replay of the same work and injected delays under the same bound, "
+    "with exchanges that take no time",
+    "held KB": "largest size of the tensors that pending steps keep alive on a rank",
 }
 
 

@@ -30,7 +30,10 @@ class DataError(RuntimeError):
 
 
 class ParsedBlock(NamedTuple):
-    """Usable rows of a block of lines, and the reason for each malformed line, by its index in the block."""
+    """Usable rows of a block of lines, and the reason for each malformed line, by its index in the block.
+
+    Every line is either one row or malformed.
+    """
 
     rows: pa.Table
     malformed: dict[int, str]
