@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of tables and features. They are frozen and are checked when they are made."""
+"""Configurations of tables and features. They are frozen and are checked when they are made.
+
+A step is an optimizer step: a call of ``HashTableCollection.optimizer.step()``.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,33 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex
 
+import torch
+
 from headway import _embedding
 
 Pooling = Literal["sum", "mean"] | None
 
 _MOST_STEPS = (1 << 30) - 1  #: Largest ``time_to_live`` (steps), ``min_count`` and ``hot_count`` (lookups).
-_MOST_OF_ALL_RANKS = 1 << 48
+_MOST_OF_ALL_RANKS = 1 << 48  #: Largest ``max_rows`` and ``max_pending``.
+_MOST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+def _number_of(value: Any, what: str) -> float:
+    """Converts a number, or a tensor with one element, to a float.
+
+    Args:
+        value: the argument.
+        what: its name, which begins the error message.
+    Raises:
+        ValueError: it is not a number, or too large for a float.
+    """
+    try:
+        if isinstance(value, (str, bytes, bytearray)):  # float() would parse them.
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor that is not one real number
+        shown = "an integer above the range of a float" if isinstance(value, int) else repr(value)
+        raise ValueError(f"{what} must be a number, not {shown}") from None
 
 
 @dataclass(frozen=True)
@@ -20,6 +44,9 @@ class Constant:
     """Initialises new embeddings with ``value``."""
 
     value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _expect_finite(self, "value")
 
     def build(self, seed: int) -> _embedding.Initializer:
         return _embedding.Initializer.constant(self.value)
@@ -36,8 +63,10 @@ class Uniform:
     high: float
 
     def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise ValueError(f"a range from {self.low} to {self.high} is none")
+        _expect_finite(self, "low", "high")
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high, not {self.low} with high {self.high}")
+        self.build(0)  # Their difference must be a float32 too.
 
     def build(self, seed: int) -> _embedding.Initializer:
         return _embedding.Initializer.uniform(self.low, self.high, seed)
@@ -50,11 +79,28 @@ class Normal:
     mean: float = 0.0
     std: float = 0.01
 
+    def __post_init__(self) -> None:
+        _expect_finite(self, "mean", "std")
+        if self.std < 0:
+            raise ValueError(f"std must be at least 0, not {self.std}")
+
     def build(self, seed: int) -> _embedding.Initializer:
         return _embedding.Initializer.normal(self.mean, self.std, seed)
 
 
 Initializer = Constant | Uniform | Normal
+
+
+def _expect_finite(initializer: Initializer, *names: str) -> None:
+    """Checks fields that become float32 values.
+
+    Raises:
+        ValueError: one is not a number, not finite, or too large for a float32.
+    """
+    for name in names:
+        value = _number_of(getattr(initializer, name), name)
+        if not abs(value) <= _MOST_FLOAT32:
+            raise ValueError(f"{name} must be a finite float32, not {value}")
 
 
 def learning_rate_of(value: Any, what: str) -> float:
@@ -66,10 +112,7 @@ def learning_rate_of(value: Any, what: str) -> float:
     Raises:
         ValueError: it is not a number, not finite, or negative.
     """
-    try:
-        rate = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} must be a number, not {value!r}") from None
+    rate = _number_of(value, what)
     if not (math.isfinite(rate) and rate >= 0):
         raise ValueError(f"{what} must be finite and at least 0, not {rate}")
     return rate
@@ -94,7 +137,7 @@ class Optimizer:
         self.build()
 
     def build(self) -> _embedding.OptimizerOptions:
-        """Makes the options of the table.
+        """Makes the form of these options that a table takes.
 
         Raises:
             ValueError: a value is out of its range.
@@ -122,9 +165,17 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptimizer(Optimizer):
-    """No training. Such a table loads only the embeddings of a checkpoint, which may have any optimizer."""
+    """No training. Such a table loads only the embeddings of a checkpoint, which may have any optimizer.
+
+    Its options are there because it is an ``Optimizer``; they keep their defaults.
+    """
 
     lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr != 0 or self.weight_decay != 0 or self.decoupled_weight_decay:
+            raise ValueError(f"NoOptimizer trains nothing, so it takes no options: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +210,12 @@ class Adam(Optimizer):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))  # A list is not hashable.
+        try:
+            first, second = self.betas
+        except (TypeError, ValueError):
+            raise ValueError(f"betas must be two numbers, not {self.betas!r}") from None
+        # A list is not hashable, so the field becomes a tuple.
+        object.__setattr__(self, "betas", (_number_of(first, "betas[0]"), _number_of(second, "betas[1]")))
         super().__post_init__()
 
     def build(self) -> _embedding.OptimizerOptions:
@@ -181,16 +237,17 @@ def initial_state_of(optimizer: Optimizer) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """Evicts rows of a full table: the least recently (``lru``) or least frequently (``lfu``) looked up ones.
+    """Evicts rows of a full table: those looked up least recently (``lru``) or least frequently (``lfu``).
 
     A step that begins with more than ``high_water`` times ``max_rows`` rows evicts. So does a lookup that finds no
     room. On the CPU a step evicts the rows beyond ``high_water``, at least 128 but none below ``low_water``, so that no
-    step takes long. On CUDA, and with ``lfu`` and a time to live, it evicts down to ``low_water``. On CUDA a
-    table whose ``high_water`` is 2^20 rows or more on this rank spreads that over 16 steps, each for about a 16th of
-    the ids. An eviction by a lookup without room is not spread, so leave room above ``high_water``.
+    step takes long. On the CPU with ``lfu`` and a time to live, and always on CUDA, a step evicts down to
+    ``low_water``. On CUDA a table whose ``high_water`` is 2^20 rows or more on this rank does that in 16 steps, each
+    for about a 16th of the ids. A lookup without room evicts at once, so leave room above ``high_water``.
 
     The order follows from counts and steps; of equal rows the one with the lowest hash goes first. It is exact on all
-    devices; in a table that spreads its eviction, it is exact within each 16th. Rows in use are not evicted.
+    devices; in a table that evicts in 16 steps, it is exact within each 16th. Rows looked up since the last step are
+    not evicted: their gradients are still to come.
     """
 
     policy: Literal["lru", "lfu"]
@@ -215,7 +272,8 @@ class TableConfig:
         initializer: initial values of its rows.
         max_rows: limit of rows over all ranks. With several ranks each may have a tenth more than its share. One rank
             has at most about 2^30. None: limited by memory only.
-        eviction: policy that removes rows if there are too many; None: new ids then get no row, which is counted.
+        eviction: policy that removes rows if there are too many; None: new ids then get no row. Their lookups are
+            counted as ``refused`` in ``HashTableCollection.statistics()``.
         time_to_live: number of steps without a lookup after which a row expires: lookups find it absent, and each step
             removes the expired rows of one 64th of the table. 0: never.
         min_count: number of lookups after which an id gets a row.
@@ -248,7 +306,7 @@ class TableConfig:
             raise ValueError(f"table {self.name}: dim must be from 1 to {1 << 20}, not {self.dim}")
         if self.eviction is not None and self.max_rows is None:
             raise ValueError(f"table {self.name}: eviction needs max_rows")
-        # These limits are for all ranks together. Limits of one rank are checked when its table is made.
+        # max_rows and max_pending are for all ranks together. Each rank's share is checked when its table is made.
         for name, least, most in (
             ("max_rows", 1, _MOST_OF_ALL_RANKS),
             ("time_to_live", 0, _MOST_STEPS),

@@ -15,14 +15,17 @@ import torch
 from headway.embedding import (
     Adagrad,
     Adam,
+    Constant,
     Eviction,
     FeatureConfig,
     HashTableCollection,
+    NoOptimizer,
     Normal,
     Optimizer,
     RowWiseAdam,
     Sgd,
     TableConfig,
+    Uniform,
 )
 from table_cases import make_batch, make_tables
 
@@ -125,11 +128,58 @@ def test_a_feature_is_given_the_name_of_its_table() -> None:
         ("fast", "a number, not 'fast'"),
         (None, "a number, not None"),
         (torch.zeros(2), "a number, not tensor"),
+        (torch.tensor(1j), "a number, not tensor"),
+        ("0.1", "a number, not '0.1'"),
+        (b"0.1", "a number, not b'0.1'"),
+        (1 << 2000, "a number, not an integer above the range of a float"),
     ],
 )
 def test_a_learning_rate_is_a_number_from_zero(optimizer: type[Optimizer], rate: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^lr must be {message}"):
         optimizer(lr=rate)
+
+
+@pytest.mark.parametrize("optimizer", [Adam, RowWiseAdam])
+@pytest.mark.parametrize(
+    ("betas", "message"),
+    [
+        ((0.9,), r"betas must be two numbers, not \(0.9,\)"),
+        ((0.9, 0.99, 0.999), r"betas must be two numbers, not \(0.9, 0.99, 0.999\)"),
+        (0.9, "betas must be two numbers, not 0.9"),
+        ((0.9, "much"), r"betas\[1\] must be a number, not 'much'"),
+    ],
+)
+def test_betas_are_two_numbers(optimizer: type[Adam], betas: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        optimizer(lr=1, betas=betas)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "arguments", "message"),
+    [
+        (Constant, {"value": float("nan")}, "value must be a finite float32, not nan"),
+        (Constant, {"value": 1e39}, r"value must be a finite float32, not 1e\+39"),
+        (Constant, {"value": "0"}, "value must be a number, not '0'"),
+        (Uniform, {"low": float("-inf"), "high": 0}, "low must be a finite float32, not -inf"),
+        (Uniform, {"low": 0, "high": float("nan")}, "high must be a finite float32, not nan"),
+        (Uniform, {"low": -3e38, "high": 3e38}, "initial values need finite limits"),
+        (Uniform, {"low": 1, "high": 0}, "low must be at most high, not 1 with high 0"),
+        (Normal, {"mean": float("inf")}, "mean must be a finite float32, not inf"),
+        (Normal, {"std": float("nan")}, "std must be a finite float32, not nan"),
+        (Normal, {"std": -0.01}, "std must be at least 0, not -0.01"),
+    ],
+)
+def test_initial_values_are_checked_when_they_are_configured(
+    initializer: type[Any], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        initializer(**arguments)
+
+
+@pytest.mark.parametrize("options", [{"lr": 0.1}, {"weight_decay": 0.1}, {"decoupled_weight_decay": True}])
+def test_no_optimizer_takes_no_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^NoOptimizer trains nothing, so it takes no options: NoOptimizer"):
+        NoOptimizer(**options)
 
 
 def test_a_tensor_of_one_number_is_a_learning_rate() -> None:
