@@ -24,7 +24,7 @@ SUPPORTED = f"headway.torchrec supports TorchRec and FBGEMM {_PAIRS}"
 def installed_versions() -> dict[str, str | None]:
     """Returns the installed version of torch, TorchRec and FBGEMM; None: it is not installed.
 
-    Imports none of them if it has metadata: the import of one that was made for another torch may fail.
+    A package whose distribution is installed is not imported: one that was made for another torch may fail to import.
     """
     return {"torch": torch.__version__} | {project: _version_of(*package) for project, package in _PACKAGES.items()}
 
@@ -44,10 +44,10 @@ def _version_of(module: str, distributions: tuple[str, ...]) -> str | None:
 
 
 def check_versions(versions: Mapping[str, str | None]) -> None:
-    """Checks that TorchRec and FBGEMM are those that were made for torch.
+    """Checks that TorchRec and FBGEMM are of the release that was made for the release of torch.
 
     Args:
-        versions: what ``installed_versions()`` returns.
+        versions: the result of ``installed_versions()``.
     Raises:
         ImportError: they are not, one is not installed, or no TorchRec was made for torch.
     """
