@@ -246,8 +246,8 @@ class Eviction:
     for about a 16th of the ids. A lookup without room evicts at once, so leave room above ``high_water``.
 
     The order follows from counts and steps; of equal rows the one with the lowest hash goes first. It is exact on all
-    devices; in a table that evicts in 16 steps, it is exact within each 16th. Rows looked up since the last step are
-    not evicted: their gradients are still to come.
+    devices; in a table that evicts in 16 steps, it is exact within each 16th. Rows looked up in the present step or in
+    the last ``lookahead`` ones (see ``HashTableCollection``) are not evicted.
     """
 
     policy: Literal["lru", "lfu"]

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of tables in a ``state_dict()``: N ranks save, M ranks load.
 
-Idea: a table has one entry, ``TableRecords``, sharded by virtual buckets: each rank holds the buckets that it owns. On
-loading, a rank keeps the records of its own buckets from whatever it has read.
+Idea: a key's hash gives it one of 16,384 virtual buckets, and each rank owns a range of them (routing). A table has one
+entry, ``TableRecords``, sharded by buckets. On loading, a rank keeps the records of its own buckets from all that it
+has read.
 
-Example: the entry of table "item" is ``<prefix>item.records``. A small table that 2 ranks saved has two fragments, and
-both overlap the range of the second of 3 ranks. That rank reads both, and imports only the keys that it owns.
+Example: the entry of table "item" is ``<prefix>item.records``. Each of 2 ranks saved it as one fragment, since it is
+small. Both fragments overlap the range of the second of 3 ranks. That rank reads both, and imports only the keys that
+it owns.
 
 Invariants: records state their buckets and the step count of their table, so a state that lacks buckets, or mixes two
 steps, is rejected. Loading replaces all tables or none. Entries are matched by table name, never by position.
-Importing does not count as a lookup. Pending keys are imported after all rows.
+Importing does not count as a lookup. Pending keys, which wait for a row, are imported after all rows.
 Complexity: linear in the records that a rank has read.
 """
 
@@ -59,21 +61,26 @@ def take_records(
         unexpected_keys: gets entries of other tables, and misspelt ones.
         error_msgs: gets records that are incomplete or do not fit.
     Returns:
-        for each part the records that its new table must hold; empty if the table stays as it is. If any records do not
-        fit, all parts stay. A table that the state lacks keeps its records.
+        for each shard the records that its new table must hold; empty if the table stays as it is. If any records do
+        not fit, all shards stay. A table that the state lacks keeps its records.
     """
+    tables = [table for shard in shards for table in shard.names]
     loaded: dict[str, TableRecords] = {}
-    for name in [name for name in state if name.startswith(prefix) and f".{RECORDS}" in name]:
-        table, end, rest = name[len(prefix) :].rpartition(f".{RECORDS}")
+    is_wrong = False
+    for name in [name for name in state if name.startswith(prefix)]:
+        table, separator, rest = name[len(prefix) :].rpartition(f".{RECORDS}")
+        if not separator or (rest and table not in tables):
+            continue  # An entry of another module.
         records = state.pop(name)
-        if rest or not end:
+        if rest:
             unexpected_keys.append(name)
         elif not isinstance(records, TableRecords):
             error_msgs.append(f"table {table}: {name} is a {type(records).__name__}, and no records")
-            return [[] for _ in shards]
+            is_wrong = True
         else:
             loaded[table] = records
-    tables = [table for shard in shards for table in shard.names]
+    if is_wrong:
+        return [[] for _ in shards]
     missing_keys.extend(f"{prefix}{table}.{RECORDS}" for table in tables if table not in loaded)
     unexpected_keys.extend(f"{prefix}{table}.{RECORDS}" for table in loaded if table not in tables)
     try:
@@ -84,7 +91,10 @@ def take_records(
 
 
 def import_records(shard: TableShard, read: ReadRecords) -> None:
-    """Imports the records that this rank owns into the table of ``part``, which must not have their keys.
+    """Imports the records that this rank owns into ``shard.table``, which must not have their keys.
+
+    A record is an id with its lookup count (``counts_K``), the step of its last lookup (``steps_K``), embedding and
+    optimizer state. Rows beyond ``max_rows`` are evicted at the end, with a warning.
 
     Nothing counts as a lookup.
 
@@ -113,14 +123,14 @@ def updates_of(read: ReadRecords) -> int:
 
 
 def _named_records(shard: TableShard) -> Iterator[tuple[str, TableRecords]]:
-    """Yields the records of this rank, by table name."""
+    """Yields the records of this rank, by table name. They read the table on demand, from one list of its keys."""
     listing = Listing(shard)
     for table in shard.names:
         yield table, TableRecords.of(LiveRecords(listing, table, shard.buckets))
 
 
 def _read_records(shard: TableShard, loaded: Mapping[str, TableRecords]) -> ReadRecords:
-    """Returns the records of all tables of a part, or none if the state has none of them.
+    """Returns the records of all tables of a shard, or none if the state has none of them.
 
     Raises:
         ValueError: records do not fit the table, or some are missing.

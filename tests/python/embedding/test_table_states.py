@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from headway._embedding import NUM_VIRTUAL_BUCKETS, Table
 from headway.embedding import Adam, FeatureConfig, HashTableCollection, RowWiseAdagrad, Sgd, TableConfig, table_state
 from headway.embedding.merging import table_ids_of
-from headway.embedding.state_records import add_records
+from headway.embedding.state_records import add_records, take_records
 from headway.embedding.table_records import Records
 from headway.embedding.table_records import join_records as join_pieces
 from headway.embedding.table_state import TableRecords
@@ -289,6 +289,39 @@ def test_records_under_names_that_no_state_has_are_unexpected(part: str) -> None
         trained().load_state_dict(state)
     assert other.load_state_dict(state, strict=False).unexpected_keys == [strange]
     assert same(records_of(other.tables), records_of(model.tables))
+
+
+def take(tables: HashTableCollection, state: dict[str, Any], prefix: str) -> tuple[list[Any], list[str], list[str]]:
+    """Takes the records from a state. Returns those that were read, unexpected keys and errors."""
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+    read = take_records(
+        tables._shards(), state, prefix, missing_keys=missing, unexpected_keys=unexpected, error_msgs=errors
+    )
+    assert not missing
+    return read, unexpected, errors
+
+
+@pytest.mark.parametrize("prefix", ["", "tables.", "model.records.tables.", "model.records_of.tables."])
+def test_entries_of_other_modules_stay_in_a_state_whatever_the_path_is(prefix: str) -> None:
+    tables, weight = trained().tables, torch.zeros(3)
+    records = {f"{prefix}{name}": each for name, each in tables.state_dict().items()}
+    others = {f"{prefix}{name}.weight": weight for name in ("static", "static.records", "static.records_of_users")}
+    state = records | others
+    read, unexpected, errors = take(tables, state, prefix)
+    assert all(read) and not unexpected and not errors
+    assert list(state) == list(others)
+
+
+def test_a_state_with_a_wrong_entry_loses_all_records_that_were_in_it() -> None:
+    tables = trained().tables
+    state: dict[str, Any] = {"items.records": torch.zeros(3)} | {
+        name: each for name, each in tables.state_dict().items() if name != "items.records"
+    }
+    read, unexpected, errors = take(tables, state, "")
+    assert not any(read) and not unexpected and not state
+    assert errors == ["table items: items.records is a Tensor, and no records"]
 
 
 def of_table(name: str, records: list[Any]) -> list[Any]:
