@@ -36,9 +36,9 @@ class DescriptorMessage {
     rights->cmsg_len = CMSG_LEN(sizeof descriptors);
     std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof descriptors);
   }
-  /// Did the message bring descriptors that this process could not take, because it may open no more files? Call it
+  /// Did the kernel close a descriptor of the message (MSG_CTRUNC) because this process may open no more files? Call it
   /// before take().
-  [[nodiscard]] bool lacks_descriptors() const { return is_cut() && num_received_bytes() < 2 * sizeof(int); }
+  [[nodiscard]] bool were_descriptors_truncated() const { return is_cut() && num_received_bytes() < 2 * sizeof(int); }
   /// Takes ownership of the received descriptors. Invalid ones if there were not exactly two. Descriptors that are
   /// never taken stay open.
   [[nodiscard]] std::array<base::FileDescriptor, 2> take() {

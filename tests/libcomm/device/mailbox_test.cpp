@@ -83,7 +83,17 @@ TEST(Mailbox, NamesThePeerFromWhichNothingCame) {
   }
 }
 
-TEST(Mailbox, StopsWaitingWhenTheLookThrows) {
+TEST(Mailbox, SleepsThoughTheNonceIsNotExpectedAndAMessageIsThere) {
+  Mailbox receiver, sender;
+  auto const file = file_of("of somebody else");
+  ASSERT_EQ(sender.send(receiver.name(), nonce_of(9), {file.get(), file.get()}, 0), Delivery::kDone);
+  int num_calls = 0;
+  auto const deadline = Clock::now() + std::chrono::milliseconds(300);
+  EXPECT_THROW(static_cast<void>(receiver.receive(nonce_of(1), deadline, 3, [&] { ++num_calls; })), SystemError);
+  EXPECT_LT(num_calls, 20) << "several calls a second, not as many as possible";
+}
+
+TEST(Mailbox, StopsWaitingWhenTheCallbackThrows) {
   Mailbox receiver;
   auto const fail = [] { throw std::runtime_error("the group has failed"); };
   EXPECT_THROW(static_cast<void>(receiver.receive(nonce_of(1), Clock::now() + kPatience, 3, fail)), std::runtime_error);

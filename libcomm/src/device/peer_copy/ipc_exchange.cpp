@@ -84,7 +84,7 @@ void IpcExchange::send_again() noexcept {
   }
 }
 
-Hello IpcExchange::await_hello(int set, int peer, Deadline deadline, Look const& look) {
+Hello IpcExchange::await_hello(int set, int peer, Deadline deadline, WhileWaiting const& while_waiting) {
   for (;;) {
     {
       std::lock_guard const lock(mutex_);
@@ -93,16 +93,16 @@ Hello IpcExchange::await_hello(int set, int peer, Deadline deadline, Look const&
     if (Clock::now() > deadline) {
       throw SystemError("rank " + std::to_string(peer) + " has not used its device in this group in time");
     }
-    look();
+    while_waiting();
     std::this_thread::sleep_for(kLookInterval);
   }
 }
 
 std::array<base::FileDescriptor, 2> IpcExchange::await_descriptors(int set, int peer, Deadline deadline,
-                                                                   Look const& look) {
+                                                                   WhileWaiting const& while_waiting) {
   return mailbox_.receive(own_nonce(set, peer), deadline, peer, [&] {
     send_again();
-    look();
+    while_waiting();
   });
 }
 
@@ -124,7 +124,7 @@ Nonce IpcExchange::own_nonce(int set, int peer) {
   return peers_[{set, peer}].own_nonce;
 }
 
-void IpcExchange::await_room(int set, Deadline deadline, Look const& look) {
+void IpcExchange::await_room(int set, Deadline deadline, WhileWaiting const& while_waiting) {
   auto const is_waiting = [&](auto const& each) {
     auto const& [key, state] = each;
     return key.first == set && state.hello && state.descriptors && !state.is_settled;
@@ -136,7 +136,7 @@ void IpcExchange::await_room(int set, Deadline deadline, Look const& look) {
       if (std::ranges::none_of(peers_, is_waiting)) return;
     }
     if (Clock::now() > deadline) throw SystemError("a peer did not take descriptors of CUDA memory in time");
-    look();
+    while_waiting();
     std::this_thread::sleep_for(kLookInterval);
   }
 }

@@ -37,7 +37,7 @@ struct Hello {
 class IpcExchange {
  public:
   /// Callback that runs several times a second while a rank waits. It throws to end the wait.
-  using Look = std::function<void()>;
+  using WhileWaiting = std::function<void()>;
 
   /// Text of the hello for `peer`: a copy of `own`, with mailbox and nonce filled in.
   [[nodiscard]] std::string greeting(int peer, Hello own);
@@ -50,10 +50,10 @@ class IpcExchange {
   /// send.
   void send_again() noexcept;
   /// Waits for the hello of `peer`. @throws SystemError naming `peer` when the deadline passes.
-  [[nodiscard]] Hello await_hello(int set, int peer, Deadline deadline, Look const& look);
+  [[nodiscard]] Hello await_hello(int set, int peer, Deadline deadline, WhileWaiting const& while_waiting);
   /// Waits for the descriptors that the peer sends. They arrive only once.
   [[nodiscard]] std::array<base::FileDescriptor, 2> await_descriptors(int set, int peer, Deadline deadline,
-                                                                      Look const& look);
+                                                                      WhileWaiting const& while_waiting);
   /// Sends one more descriptor to `peer`, after those of send_descriptors().
   /// @returns false, with no effect, if it cannot be sent now. @throws SystemError as Mailbox::send().
   [[nodiscard]] bool add(int set, int peer, int descriptor);
@@ -64,7 +64,7 @@ class IpcExchange {
   [[nodiscard]] base::FileDescriptor await_added(int set, int peer, Deadline deadline);
   /// Waits until all peers of `set` that have said hello have received the descriptors.
   /// @throws SystemError when the deadline passes.
-  void await_room(int set, Deadline deadline, Look const& look);
+  void await_room(int set, Deadline deadline, WhileWaiting const& while_waiting);
   /// Drops the state of `set`, on which descriptors may be closed.
   void forget(int set);
 

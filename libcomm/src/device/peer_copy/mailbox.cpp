@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -28,9 +27,9 @@ struct Address {
 Address address_of(std::string const& name) {
   Address address;
   address.name.sun_family = AF_UNIX;
-  std::size_t const count = std::min(name.size(), sizeof address.name.sun_path - 1);
-  std::memcpy(address.name.sun_path + 1, name.data(), count);
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + count);
+  expects(name.size() < sizeof address.name.sun_path, "the name of a mailbox is too long: " + name);
+  std::memcpy(address.name.sun_path + 1, name.data(), name.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return address;
 }
 
@@ -56,7 +55,8 @@ Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int
   for (;;) {
     if (::sendmsg(socket_.get(), &message.header(), MSG_NOSIGNAL) >= 0) return Delivery::kDone;
     if (errno == EINTR) continue;
-    // ETOOMANYREFS: the user's descriptors in flight have reached its open-file limit. Receivers reduce them.
+    // ETOOMANYREFS: this user has as many descriptors in flight as one process may have open (RLIMIT_NOFILE). The
+    // number falls when receivers take their messages, so the caller may retry.
     bool const is_full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS;
     if (is_full) return Delivery::kFull;
     if (errno == ECONNREFUSED) return Delivery::kGone;
@@ -66,9 +66,11 @@ Delivery Mailbox::send(std::string const& to, Nonce const& nonce, std::array<int
 
 std::optional<Mailbox::Message> Mailbox::take(Nonce const& nonce) {
   auto const found = expected_.find(nonce);
-  while (found != expected_.end() && found->second.empty() && receive_message()) {
+  auto const is_missing = [&] { return found == expected_.end() || found->second.empty(); };
+  // Even if `nonce` is not expected: a message that stays in the socket would end each poll() of receive() at once.
+  while (is_missing() && receive_message()) {
   }
-  if (found == expected_.end() || found->second.empty()) return std::nullopt;
+  if (is_missing()) return std::nullopt;
   auto message = std::move(found->second.front());
   found->second.pop_front();
   return message;
@@ -77,14 +79,19 @@ std::optional<Mailbox::Message> Mailbox::take(Nonce const& nonce) {
 bool Mailbox::receive_message() {
   Nonce nonce{};
   DescriptorMessage message(nonce);
-  ssize_t const count = ::recvmsg(socket_.get(), &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  if (count < 0) return false;
-  bool const lacks_descriptors = message.lacks_descriptors();
+  ssize_t count = -1;
+  do {
+    count = ::recvmsg(socket_.get(), &message.header(), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+  if (count < 0) throw SystemError("recvmsg", errno, "descriptors of a peer's CUDA memory");
+  bool const were_truncated = message.were_descriptors_truncated();
   auto descriptors = message.take();
-  // Anyone on the host can send to an abstract socket. Without a known nonce the descriptors are closed and forgotten.
+  // Any process in the same network namespace can send to an abstract socket. Descriptors without an expected nonce
+  // are closed here.
   bool const is_whole = count == static_cast<ssize_t>(nonce.size()) && descriptors[1].valid();
   auto const found = expected_.find(nonce);
-  if (found != expected_.end() && lacks_descriptors) {
+  if (found != expected_.end() && were_truncated) {
     throw SystemError("recvmsg", EMFILE, "descriptors of a peer's CUDA memory");
   }
   if (is_whole && found != expected_.end()) found->second.push_back(std::move(descriptors));
@@ -92,10 +99,10 @@ bool Mailbox::receive_message() {
 }
 
 std::array<base::FileDescriptor, 2> Mailbox::receive(Nonce const& nonce, Deadline deadline, int peer,
-                                                     std::function<void()> const& look) {
+                                                     std::function<void()> const& while_waiting) {
   for (;;) {
     if (auto message = take(nonce)) return *std::move(message);
-    look();
+    while_waiting();
     if (Clock::now() > deadline) {
       throw SystemError("rank " + std::to_string(peer) + " sent no descriptors of its CUDA memory in time");
     }

@@ -14,14 +14,15 @@
 
 namespace headway::comm::peer_copy {
 
-/// Random number drawn by a receiver and told to one peer only. It authenticates that peer's messages.
+/// Nonce (number used once): 16 random bytes that a receiver draws for one peer and tells that peer only. A message
+/// that carries it comes from that peer.
 using Nonce = std::array<std::byte, 16>;
 
 /// kDone: the peer's socket holds the message. kFull: try again later. kGone: nobody has that address any more.
 enum class Delivery { kDone, kFull, kGone };
 
-/// Receives descriptors from peers on this host. It is an AF_UNIX datagram socket, so no thread has to listen while
-/// they arrive.
+/// Receives file descriptors of exported memory from peers on this host. Each message carries two. It is an AF_UNIX
+/// datagram socket, so no thread has to listen while they arrive.
 class Mailbox {
  public:
   /// @throws SystemError.
@@ -33,23 +34,23 @@ class Mailbox {
   /// @throws SystemError naming `peer`.
   [[nodiscard]] Delivery send(std::string const& to, Nonce const& nonce, std::array<int, 2> descriptors,
                               int peer) const;
-  /// Keeps messages with `nonce` until forget(). Messages with an unknown nonce are closed.
+  /// Keeps messages with `nonce` until forget(). The descriptors of other messages are closed.
   void expect(Nonce const& nonce) { expected_[nonce]; }
   void forget(Nonce const& nonce) { expected_.erase(nonce); }
-  /// Waits for the next descriptors with an expected `nonce`, in the order in which they were sent. Calls `look`
-  /// several times a second; its exceptions pass through.
+  /// Waits for the next descriptors with an expected `nonce`, in the order in which they were sent. Calls
+  /// `while_waiting` several times a second; its exceptions pass through.
   /// @throws SystemError naming `peer` when the deadline passes, or if the process is out of descriptors.
   [[nodiscard]] std::array<base::FileDescriptor, 2> receive(Nonce const& nonce, Deadline deadline, int peer,
-                                                            std::function<void()> const& look);
+                                                            std::function<void()> const& while_waiting);
   /// Moves the messages of the socket to the queues of receive().
-  /// @throws SystemError if the process is out of descriptors.
+  /// @throws SystemError if the process is out of descriptors, or the socket fails.
   void receive_messages() {
     while (receive_message()) {
     }
   }
 
  private:
-  using Message = std::array<base::FileDescriptor, 2>;
+  using Message = std::array<base::FileDescriptor, 2>;  ///< The descriptors of a message.
 
   /// Next message with `nonce`; empty if none has arrived.
   [[nodiscard]] std::optional<Message> take(Nonce const& nonce);

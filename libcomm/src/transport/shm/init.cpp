@@ -154,9 +154,9 @@ class LinkExchange {
     for (std::size_t received = 0; received < bytes.size();) {
       DescriptorMessage message(bytes.subspan(received));
       ssize_t const count = receive_some(link.socket.fd(), message, peer, patience_.deadline);
-      bool const lacks_descriptors = message.lacks_descriptors();
+      bool const were_truncated = message.were_descriptors_truncated();
       auto taken = message.take();
-      if (lacks_descriptors) throw SystemError("recvmsg", EMFILE, "descriptors of " + with_rank(peer));
+      if (were_truncated) throw SystemError("recvmsg", EMFILE, "descriptors of " + with_rank(peer));
       if (received == 0) descriptors = std::move(taken);
       received += static_cast<std::size_t>(count);
     }
