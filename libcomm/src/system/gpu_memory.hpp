@@ -14,15 +14,17 @@ struct CudaDriver;
 
 namespace headway::comm {
 
-/// A dma-buf and the `offset` in bytes of the memory in it.
+/// A dma-buf: a file descriptor for memory of a device.
 struct DmaBuf {
   base::FileDescriptor fd;
-  std::uint64_t offset;
+  std::uint64_t offset;  ///< Byte of the dma-buf at which the exported memory begins.
 };
 
 /// Recognises CUDA device memory and exports it as a dma-buf. Never loads or initialises the CUDA driver: only a
 /// process that has done so itself can have such memory. Without cuda.h at build time, no memory counts as device
 /// memory.
+///
+/// Threads may share an object for const calls. look_for_driver() must not overlap any other call.
 class GpuMemory {
  public:
   GpuMemory() { look_for_driver(); }
@@ -34,8 +36,9 @@ class GpuMemory {
   [[nodiscard]] bool contains(std::span<std::byte const> memory) const {
     return driver_ != nullptr && !memory.empty() && is_on_device(memory.data());
   }
-  /// Exports the host pages that contain `memory` as a dma-buf. `memory` is device memory inside one allocation. Any
-  /// thread may call it.
+  /// Exports `memory` as a dma-buf. The dma-buf covers `memory` extended to multiples of the host's page size.
+  /// `memory` lies in one allocation of device memory. The calling thread needs no current CUDA context.
+  /// @throws UsageError if contains(memory) is false, so also without a driver.
   /// @throws SystemError that names the missing support of the driver or the device.
   [[nodiscard]] DmaBuf export_dma_buf(std::span<std::byte const> memory) const;
 
