@@ -11,10 +11,13 @@
 
 #include <gtest/gtest.h>
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 namespace headway::comm {
 namespace {
@@ -157,6 +160,50 @@ TEST_F(TcpEndpointTest, WhatCannotBeDoneIsAUsageError) {
                UsageError);
   endpoint_->send_oob(0, "to myself: dropped");
   endpoint_->send_oob(7, "to nobody: dropped");
+}
+
+/// A connection over the loopback interface: the two ends.
+std::pair<base::FileDescriptor, base::FileDescriptor> tcp_connection() {
+  base::FileDescriptor const listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(::listen(listener.get(), 1), 0);
+  EXPECT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  base::FileDescriptor one(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(one.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  base::FileDescriptor other(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  EXPECT_TRUE(other.valid());
+  return {std::move(one), std::move(other)};
+}
+
+/// Receives until the stream ends. @returns whether it ended in order, rather than by a reset.
+bool ends_in_order(base::FileDescriptor const& socket) {
+  std::vector<std::byte> dropped(1 << 20);
+  for (;;) {
+    ssize_t const count = ::recv(socket.get(), dropped.data(), dropped.size(), 0);
+    if (count <= 0) return count == 0;
+  }
+}
+
+TEST(TcpEndpointEnd, APeerThatDoesNotReadDoesNotCostAnotherPeerItsData) {
+  std::vector<ControlSocket> control_sockets(3);
+  std::vector<base::FileDescriptor> peers(3);
+  for (std::size_t const peer : {1U, 2U}) {
+    std::tie(control_sockets[peer].fd, peers[peer]) = tcp_connection();
+  }
+  auto endpoint = std::make_unique<TcpEndpoint>(0, 3, std::move(control_sockets),
+                                                std::make_unique<AnonymousMapping>(kReceiveBufferBytes));
+  auto const payload = test_bytes(32 * 1024, 1);
+  for (int const peer : {1, 2}) {  // More than a peer's kernel takes before the peer reads.
+    while (endpoint->put({.peer = peer}, {}, payload, Tag{}).ok()) endpoint->submit();
+  }
+  // The endpoint never reads this. A socket that is closed with unread input is reset, and its data is lost.
+  ASSERT_EQ(::send(peers[2].get(), "unread", 6, MSG_NOSIGNAL), 6);
+  endpoint.reset();
+  EXPECT_TRUE(ends_in_order(peers[2]));
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ class Endpoint {
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 
-  /// Hint that a put with this destination and these sizes follows soon A transport may prefetch.
+  /// Hint that a put with this destination and these sizes follows soon. A transport may prefetch.
   /// If `payload_bytes` is 0, the put is the next call.
   virtual void prepare(Destination const& /*destination*/, std::size_t /*header_bytes*/,
                        std::size_t /*payload_bytes*/) {}

@@ -3,7 +3,8 @@
 
 namespace headway::comm::tcp {
 
-/// True if the peer's kernel has acknowledged everything written to `socket`. Always true for a socket that is not TCP.
+/// True if the peer's kernel has acknowledged everything written to `socket`. For a local socket: if the peer has read
+/// it.
 [[nodiscard]] bool all_acknowledged(int socket);
 
 /// Sends an acknowledgement that the kernel may be delaying (40 ms on Linux). A peer may wait for it in order to close.

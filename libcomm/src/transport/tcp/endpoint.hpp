@@ -103,7 +103,7 @@ class TcpEndpoint final : public Endpoint {
   std::span<std::byte> receive_buffer_;
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<int> unsubmitted_;
-  Doorbell bell_;
+  Doorbell bell_;                            ///< Eventfd that wakes sleep(): rung by wake().
   base::FileDescriptor sockets_, activity_;  ///< epoll descriptors. `activity_` nests `sockets_` and the bell.
   base::FileDescriptor silence_timer_;       ///< Runs while data is unsent or unacknowledged.
   bool timer_runs_ = false;

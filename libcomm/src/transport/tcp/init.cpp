@@ -29,14 +29,16 @@ void watch(base::FileDescriptor const& epoll, int fd, std::uint32_t events, int 
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw SystemError("epoll_ctl", errno, "tcp endpoint");
 }
 
-// Discards all input. @returns whether the connection is still open.
+// Discards input, at most 4 MiB of it, so that a peer that keeps sending delays neither the others nor the deadline.
+// @returns whether the connection is still open.
 bool drop_input(int socket) {
   std::array<std::byte, 16 * 1024> dropped;
-  for (;;) {
+  for (int num_reads = 0; num_reads < 256; ++num_reads) {
     ssize_t const count = ::recv(socket, dropped.data(), dropped.size(), MSG_DONTWAIT);
     if (count == 0) return false;
     if (count < 0 && errno != EINTR) return errno == EAGAIN || errno == EWOULDBLOCK;
   }
+  return true;
 }
 
 }  // namespace
@@ -78,8 +80,8 @@ void TcpEndpoint::watch_sockets() {
     watch(sockets_, socket, EPOLLIN, peer);
   }
   watch(sockets_, silence_timer_.get(), EPOLLIN, -1);
-  // An epoll descriptor can itself be watched. So activity_ covers all sockets and the doorbell, and control_fd()
-  // only the sockets.
+  // sockets_, which is control_fd(), covers the sockets and the silence timer. An epoll descriptor can itself be
+  // watched, so activity_ covers all that and the doorbell.
   watch(activity_, sockets_.get(), EPOLLIN, sockets_.get());
   watch(activity_, bell_.fd(), EPOLLIN, bell_.fd());
 }
@@ -91,13 +93,14 @@ TcpEndpoint::~TcpEndpoint() { linger(); }
 // continues alone.
 void TcpEndpoint::linger() noexcept {
   Deadline const deadline = Clock::now() + std::chrono::seconds(1);
-  for (auto const& each : links_) {
+  for (auto const& each : links_) {  // The peer may linger too, until its data is acknowledged.
     if (each->socket.valid()) tcp::acknowledge_now(each->socket.get());
   }
-  auto const is_out = [](std::unique_ptr<Link> const& each) {
-    return !each->socket.valid() || tcp::all_acknowledged(each->socket.get()) || !drop_input(each->socket.get());
+  auto const is_pending = [](std::unique_ptr<Link> const& each) {
+    return each->socket.valid() && !tcp::all_acknowledged(each->socket.get()) && drop_input(each->socket.get());
   };
-  for (std::chrono::microseconds pause(50); !std::ranges::all_of(links_, is_out) && Clock::now() < deadline;
+  // Counts instead of stopping at the first pending link: the input of every link must be discarded.
+  for (std::chrono::microseconds pause(50); std::ranges::count_if(links_, is_pending) > 0 && Clock::now() < deadline;
        pause = std::min<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(10))) {
     std::this_thread::sleep_for(pause);
   }
