@@ -23,10 +23,12 @@ class PlayedKernel final : public TracerCalls {
  public:
   int yama_level() override { return level; }
   int parent_of(int pid) override { return parents.contains(pid) ? parents.at(pid) : -1; }
+  int own_pid() override { return process; }
   int own_parent() override { return parent; }
   void set_tracer(unsigned long tracer) override { named.push_back(tracer); }
 
   int level = 1;
+  int process = 10;
   int parent = kLauncher;
   std::map<int, int> parents{{11, kLauncher}, {12, kLauncher}, {21, 200}};  ///< Process 21 has another launcher.
   std::vector<unsigned long> named;                                         ///< In the order of the calls.
@@ -95,6 +97,20 @@ TEST_F(ReadPermissionTest, GroupsThatKnewDifferentParentsLetEveryProcessRead) {
   kernel_.parents = {{11, 1}};
   std::optional<ReadPermission> const after(permit({11}));
   EXPECT_EQ(kernel_.named.back(), kAnyProcess);
+}
+
+TEST_F(ReadPermissionTest, AChildNamesItsTracerAnewAndDoesNotUndoThatForItsParentsGroups) {
+  std::optional<ReadPermission> inherited(permit({11})), also_inherited(permit({12}));
+  kernel_.process = 11;  // fork(): the kernel's setting is not inherited.
+  also_inherited.reset();
+  EXPECT_EQ(kernel_.named.size(), 1U);
+  std::optional<ReadPermission> own(permit({12}));
+  ASSERT_EQ(kernel_.named.size(), 2U);
+  EXPECT_EQ(kernel_.named.back(), static_cast<unsigned long>(kLauncher));
+  inherited.reset();
+  EXPECT_EQ(kernel_.named.size(), 2U);
+  own.reset();
+  EXPECT_EQ(kernel_.named.back(), kNobody);
 }
 
 TEST_F(ReadPermissionTest, APermissionThatMovesIsGivenUpOnce) {

@@ -31,12 +31,14 @@ class KernelTracerCalls final : public TracerCalls {
     if (end_of_name == std::string::npos || end_of_name + 4 >= line.size()) return -1;
     return std::atoi(line.c_str() + end_of_name + 4);
   }
+  int own_pid() override { return getpid(); }
   int own_parent() override { return getppid(); }
   // Errors are ignored: reads then fail, and the peers' probe during setup detects that.
   void set_tracer(unsigned long tracer) override { prctl(PR_SET_PTRACER, tracer, 0, 0, 0); }
 };
 
-/// The tracer to name so that all `peers` may read.
+/// The pid to pass to PR_SET_PTRACER. Yama also admits the descendants of that process, so the common parent admits all
+/// peers.
 unsigned long tracer_for(TracerCalls& calls, std::span<int const> peers) {
   if (peers.empty() || calls.yama_level() != 1) return TracerCalls::kNobody;
   int const parent = calls.own_parent();
@@ -55,17 +57,24 @@ ReadPermission::Process& ReadPermission::of_this_process() {
 ReadPermission::ReadPermission(Process& process, std::span<int const> peers)
     : tracer_(tracer_for(process.calls_, peers)) {
   if (tracer_ == TracerCalls::kNobody) return;
-  process.add(tracer_);
+  pid_ = process.add(tracer_);
   process_ = &process;
 }
 
-void ReadPermission::Process::add(unsigned long tracer) {
+int ReadPermission::Process::add(unsigned long tracer) {
   std::lock_guard const lock(mutex_);
+  if (int const pid = calls_.own_pid(); pid != pid_) {  // After fork(): the kernel has no setting for the child.
+    wanted_.clear();
+    tracer_ = TracerCalls::kNobody;
+    pid_ = pid;
+  }
   ++wanted_[tracer];
   apply();
+  return pid_;
 }
 
-void ReadPermission::Process::remove(unsigned long tracer) noexcept {
+void ReadPermission::Process::remove(unsigned long tracer, int pid) noexcept {
+  if (pid != calls_.own_pid()) return;  // Before the lock, which another thread of the parent may have held at fork().
   std::lock_guard const lock(mutex_);
   auto const found = wanted_.find(tracer);
   if (--found->second == 0) wanted_.erase(found);
@@ -75,7 +84,7 @@ void ReadPermission::Process::remove(unsigned long tracer) noexcept {
 void ReadPermission::Process::apply() {
   unsigned long tracer = TracerCalls::kNobody;
   if (wanted_.size() == 1) tracer = wanted_.begin()->first;
-  // Two different parents: the parent of this process ended between two groups, and it has a new one now.
+  // The kernel keeps one tracer per process. Two parents are wanted if this process got a new one between two groups.
   if (wanted_.size() > 1) tracer = TracerCalls::kAnyProcess;
   if (tracer != tracer_) calls_.set_tracer(tracer);
   tracer_ = tracer;

@@ -13,6 +13,9 @@
 // Example: group A has only siblings and names parent 100. Group B has a rank that somebody else started and needs any
 // process: the setting becomes "any". When B ends it is 100 again; when A ends, nobody.
 //
+// fork(): the kernel's setting is not inherited, so a child starts with none. A permission of the parent has no effect
+// in the child, and ends there without one.
+//
 // Limits: another library of the process that names a tracer, such as a crash handler, shares this one setting.
 // Complexity: one prctl() when the setting changes; one read of /proc/PID/stat per peer and group.
 // Source: Linux, Documentation/admin-guide/LSM/Yama.rst; prctl(2), PR_SET_PTRACER.
@@ -36,6 +39,7 @@ class TracerCalls {
   [[nodiscard]] virtual int yama_level() = 0;
   /// Parent of process `pid`; 0 or less if unknown.
   [[nodiscard]] virtual int parent_of(int pid) = 0;
+  [[nodiscard]] virtual int own_pid() = 0;
   [[nodiscard]] virtual int own_parent() = 0;
   virtual void set_tracer(unsigned long tracer) = 0;
 };
@@ -46,16 +50,19 @@ class ReadPermission {
   /// Permissions of one process, merged. Thread-safe. Must outlive every ReadPermission made from it.
   class Process {
    public:
-    explicit Process(TracerCalls& calls) : calls_(calls) {}
+    explicit Process(TracerCalls& calls) : calls_(calls), pid_(calls.own_pid()) {}
 
    private:
     friend class ReadPermission;
-    void add(unsigned long tracer);
-    void remove(unsigned long tracer) noexcept;
+    /// @returns the calling process.
+    int add(unsigned long tracer);
+    /// Undoes an add() of process `pid`; has no effect in another process.
+    void remove(unsigned long tracer, int pid) noexcept;
     void apply();
 
     TracerCalls& calls_;
     std::mutex mutex_;
+    int pid_;                              ///< The process to which the members below belong.
     std::map<unsigned long, int> wanted_;  ///< Maps each tracer to its number of live permissions.
     unsigned long tracer_ = TracerCalls::kNobody;
   };
@@ -69,15 +76,17 @@ class ReadPermission {
   ReadPermission& operator=(ReadPermission&& other) noexcept {
     std::swap(process_, other.process_);
     std::swap(tracer_, other.tracer_);
+    std::swap(pid_, other.pid_);
     return *this;
   }
   ~ReadPermission() {
-    if (process_ != nullptr) process_->remove(tracer_);
+    if (process_ != nullptr) process_->remove(tracer_, pid_);
   }
 
  private:
   Process* process_ = nullptr;
   unsigned long tracer_ = TracerCalls::kNobody;
+  int pid_ = -1;
 };
 
 }  // namespace headway::comm::shm
