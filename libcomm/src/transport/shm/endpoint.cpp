@@ -31,6 +31,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -74,6 +75,8 @@ ShmEndpoint::ShmEndpoint(int rank, int size, std::vector<ControlSocket> control_
       outboxes_(links_.size()),
       control_sockets_(make_epoll(kName)),
       activity_(make_epoll(kName)) {
+  assert(settings.part_bytes * static_cast<std::size_t>(size) <= settings.receive_buffer_bytes &&
+         "the parts of all ranks must fit into the receive buffer");
   shm::LinkSettings const link_settings{
       .own = own_, .own_bell = bell_.fd(), .part = settings.part_of(rank), .allow_get = settings.allow_get};
   shm::exchange_links(rank, links_, link_settings, settings.patience);
@@ -157,7 +160,7 @@ void ShmEndpoint::prepare(Destination const& destination, std::size_t header_byt
 void ShmEndpoint::submit() {
   if (unsubmitted_.empty()) return;
   // Orders the cells' words before the look at `armed`; partner: arm().
-  bells_.fence_ringer();
+  fence_.fence_ringer();
   for (int const peer : unsubmitted_) {
     outboxes_[index(peer)].has_unsubmitted = false;
     if (links_[index(peer)].region.control().armed.load(std::memory_order_relaxed) == 0) continue;
@@ -270,7 +273,7 @@ void ShmEndpoint::close_window(int /*peer*/, WindowId /*window*/) {}
 
 void ShmEndpoint::arm() {
   own_.control().armed.exchange(1, std::memory_order_seq_cst);  // Partner: submit().
-  bells_.fence_sleeper();
+  fence_.fence_sleeper();
 }
 
 void ShmEndpoint::disarm() { own_.control().armed.store(0, std::memory_order_relaxed); }

@@ -17,14 +17,15 @@
 
 namespace headway::comm {
 
-/// Settings of an endpoint. All except the patience must be equal on all ranks.
+/// Settings of an endpoint. All except `patience` must be equal on all ranks.
 struct ShmSettings {
   std::size_t receive_buffer_bytes = 0;
   /// Size of one part of a receive buffer. The buffer holds one part per rank, in rank order. A rank puts only into
-  /// its own part of a peer's buffer and maps no more of it. 0: the whole buffer is one part that all ranks share.
+  /// its own part of a peer's buffer and maps no more of it. The parts of all ranks must fit into the buffer. 0: the
+  /// whole buffer is one part that all ranks share.
   std::size_t part_bytes = 0;
-  bool allow_get = true;  ///< True if ranks may read each other's user memory.
-  SetupPatience patience = {};
+  bool allow_get = true;        ///< True if ranks may read each other's user memory.
+  SetupPatience patience = {};  ///< Deadline for connecting to the peers, and a callback during that wait.
 
   /// The range of each receive buffer that `rank` writes.
   [[nodiscard]] shm::ReceiveRange part_of(int rank) const {
@@ -35,9 +36,10 @@ struct ShmSettings {
 
 /// Transport for peers on one host: every rank maps the memory files of all others and writes to them directly.
 ///
-/// A put copies into the receiver's receive buffer and stores the tag in the pair's next cell. A small message travels
-/// inside the cell, and the receiver's poll() copies it to its place. No system call, unless the receiver sleeps. The
-/// algorithm is explained in endpoint.cpp.
+/// A put copies into the receiver's receive buffer and stores the tag in the next cell of the receiver's inbox for this
+/// sender. A small message travels inside the cell, and the receiver's poll() copies it to its place. There is no
+/// system call unless the receiver sleeps. The algorithm is explained in endpoint.cpp, the overridden functions in
+/// Endpoint.
 class ShmEndpoint final : public Endpoint {
  public:
   /// Takes over the control sockets. A peer whose control socket has no descriptor belongs to another transport.
@@ -111,14 +113,14 @@ class ShmEndpoint final : public Endpoint {
       links_;  ///< Initialised first, so that it owns the control sockets if a later member throws.
   shm::ReadPermission permission_;  ///< Granted before the peers probe whether they can read.
   shm::Region own_;
-  Doorbell bell_;
-  AsymmetricFence bells_;
+  Doorbell bell_;          ///< Wakes sleep(). Its descriptor goes to the peers, which ring it.
+  AsymmetricFence fence_;  ///< Orders a message and the look whether its receiver sleeps.
   std::vector<Outbox> outboxes_;
-  std::vector<Source> sources_;  ///< In polling order: the next rank first.
-  std::vector<int> unsubmitted_;
-  base::FileDescriptor control_sockets_, activity_;  ///< epoll descriptors.
+  std::vector<Source> sources_;                      ///< In polling order: the next rank first.
+  std::vector<int> unsubmitted_;                     ///< Peers with puts since the last submit().
+  base::FileDescriptor control_sockets_, activity_;  ///< epoll descriptors. `activity_` adds the bell to the sockets.
   unsigned num_polls_ = 0;
-  /// True if the last message taken had no inline payload. The next is predicted to be alike.
+  /// True if the last message taken had no payload in its cell. fetch_arrivals() expects the same of the next one.
   bool payloads_in_place_ = false;
   std::atomic<bool> control_is_ready_ = false;  ///< Set by sleep(), consumed by poll().
 };
