@@ -36,9 +36,11 @@
 #include <array>
 #include <bit>
 #include <map>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace headway::comm {
@@ -50,7 +52,8 @@ constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 /// Largest receive memory of a rank: the shm transport counts its 64-byte units in 32 bits.
 constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
 
-/// Refuses options whose receive memory exceeds the limit. The limits of the factors keep their product below 2^64.
+/// Refuses options whose receive memory exceeds the limit. A channel has 2 (max_lag_limit + 1) slots per source, which
+/// bounded lag needs (docs/bounded_lag.md). The limits of the factors keep their product below 2^64.
 void check_receive_memory(int size, GroupOptions const& options) {
   expects(options.slot_bytes <= kMaxReceiveBytes, "slot_bytes must be at most " + std::to_string(kMaxReceiveBytes) +
                                                       ", not " + std::to_string(options.slot_bytes));
@@ -72,7 +75,8 @@ void check(int rank, int size, GroupOptions& options) {
   if (options.max_lag_limit < 0) options.max_lag_limit = options.max_lag;
   expects(options.max_lag <= options.max_lag_limit, "max_lag is above max_lag_limit");
   expects(options.max_lag_limit <= 1024, "max_lag_limit must be at most 1024");
-  expects(options.num_channels >= 1 && options.num_channels <= kMaxAllToAllChannels, "num_channels must be 1 to 64");
+  expects(options.num_channels >= 1 && options.num_channels <= kMaxAllToAllChannels,
+          "num_channels must be 1 to " + std::to_string(kMaxAllToAllChannels));
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
   expects(
       options.rdma_rails >= 1 && options.rdma_rails <= verbs::kMaxRails,
@@ -120,7 +124,9 @@ std::string choose_own_address(std::vector<ControlSocket> const& control_sockets
 #if HEADWAY_HAS_VERBS
 using RdmaAddress = verbs::Address;
 
-/// The address for RDMA, if there is one. @throws SystemError if the options name a device that is missing.
+/// The address for RDMA, if there is one.
+/// @throws SystemError if the options name a device that is missing.
+/// @throws UsageError if transport verbs is to use an interface that no RDMA device has.
 std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options,
                                              std::vector<ControlSocket> const& control_sockets) {
   bool const may_be_missing = options.transport == Transport::kAuto && options.rdma_device.empty();
@@ -158,8 +164,11 @@ std::vector<Route> choose_routes(int rank, std::vector<ControlSocket> const& con
                                                      : std::vector<RdmaReach>(control_sockets.size());
   for (std::size_t peer = 0; peer < routes.size(); ++peer) {
     if (routes[peer] == Route::kSelf) continue;
-    if (control_sockets[peer].same_host) routes[peer] = Route::kShm;
-    if (own.reaches(reaches[peer])) routes[peer] = Route::kVerbs;
+    if (control_sockets[peer].same_host) {
+      routes[peer] = Route::kShm;
+    } else if (own.reaches(reaches[peer])) {
+      routes[peer] = Route::kVerbs;
+    }
   }
   return routes;
 }
@@ -172,7 +181,7 @@ std::unique_ptr<Endpoint> make_transport(Route route, int rank, int size, std::v
   std::size_t const receive_buffer_bytes = layout.total_bytes();
   if (route == Route::kShm) {
     ShmSettings const settings{.receive_buffer_bytes = receive_buffer_bytes,
-                               .part_bytes = layout.source_stride(),
+                               .part_bytes = layout.source_stride(),  // A rank writes only its part of a buffer.
                                .allow_get = options.allow_get,
                                .patience = patience};
     return make_shm_endpoint(rank, size, std::move(control_sockets), settings);
@@ -200,8 +209,9 @@ struct Connected {
   std::shared_ptr<ProgressThread> progress_thread;
 };
 
-/// Returns once all ranks have made their transports; a rank that fails closes its connections. `sockets`: those of the
-/// control sockets, by rank. The transports own them, and use them only after this call.
+/// Waits until all ranks have made their transports. `sockets`: descriptors of the control sockets by rank, or -1. The
+/// transports own them, and do not use them before this call returns.
+/// @throws PeerGoneError if a peer closed its connections, as a rank that fails does.
 void await_transports_of_peers(std::vector<int> const& sockets, SetupPatience const& patience) {
   std::array<std::byte, 1> ready{std::byte{1}};
   for (std::size_t peer = 0; peer < sockets.size(); ++peer) {
@@ -240,12 +250,13 @@ std::unique_ptr<Endpoint> make_transports(int rank, int size, ReceiveLayout cons
 
 Connected connect_processes(int rank, int size, ReceiveLayout const& layout, Store& store,
                             GroupOptions const& options) {
+  // The settings that the handshake compares between ranks.
   Agreement const agreement{.size = size, .receive_buffer_bytes = layout.total_bytes(), .options = &options};
   SetupPatience const patience{.deadline = Clock::now() + options.connect_timeout,
                                .while_waiting = options.while_connecting};
   BootstrapResult result = run_bootstrap(rank, agreement, store, patience.deadline);
   auto& control_sockets = result.control_sockets;
-  std::string const& generation = result.generation;
+  std::string const& generation = result.generation;  // Names this attempt to connect in the store.
   Connected connected{.endpoint = nullptr, .connection_info = {.generation = generation}, .progress_thread = nullptr};
   for (auto const& each : control_sockets) connected.connection_info.addresses.push_back(each.address);
   auto const fail = [&](std::string const& text) {
@@ -265,7 +276,13 @@ Connected connect_processes(int rank, int size, ReceiveLayout const& layout, Sto
   } catch (UsageError const& error) {
     static_cast<void>(fail(error.what()));
     throw;
-  } catch (...) {
+  } catch (std::bad_alloc const&) {
+    static_cast<void>(fail("it has no memory left"));
+    throw;
+  } catch (std::system_error const& error) {  // No thread can be started.
+    static_cast<void>(fail(error.what()));
+    throw;
+  } catch (...) {  // An exception of options.while_connecting.
     static_cast<void>(fail("its caller gave up connecting"));
     throw;
   }
@@ -292,6 +309,7 @@ std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOpt
       in_process ? connect_in_process(rank, size, layout.total_bytes(), store, options)
                  : connect_processes(rank, size, layout, store, options);
   base::log(base::LogLevel::kInfo, "group", rank, "connected " + describe_connection(*endpoint, options.name));
+  // For tests: verify the transport contract and, with a fault_seed, delay, repeat and reorder notifications.
   if (options.wrap_checked) endpoint = std::make_unique<CheckedEndpoint>(std::move(endpoint), options.fault_seed);
   return std::make_unique<GroupImpl>(std::move(endpoint), std::move(options), layout, std::move(progress_thread),
                                      std::move(connection_info));
