@@ -7,32 +7,35 @@
 #include "id_batches.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
 namespace headway::benchmarks {
 
-/// All systems, filled with the same ids and their initial embeddings.
+/// All systems, filled with the same ids and their initial embeddings. A system is a table implementation under
+/// comparison (cuda_systems.hpp).
 class FilledTables {
  public:
   FilledTables(CudaTableSettings const& settings, cudaStream_t stream);
 
-  /// Empties all systems and fills them with `load` * capacity ids. Ids that one system evicts meanwhile go into none.
+  /// Empties all systems and fills them with `load` * capacity ids. If one system evicts while it is filled, the others
+  /// get only the ids that it has kept.
   void fill(double load);
-  /// Undoes the insertions of a batch in one system: erases the new ids, and re-inserts the ids evicted for them. Not
-  /// part of the timed call.
+  /// Undoes the insertions of a batch in one system: erases the new ids, and re-inserts the ids evicted for them. It is
+  /// not part of the timed call.
   void restore(NamedCudaSystem& system, IdBatch const& batch);
 
   [[nodiscard]] std::span<NamedCudaSystem> systems() { return systems_; }
   [[nodiscard]] std::size_t num_rows() const { return batches_.known().size(); }
-  /// Makes a batch of which `hit_rate` are in the tables. Valid until the next batch.
+  /// Makes a batch. The fraction `hit_rate` of its ids is in the tables. Valid until the next batch.
   IdBatch const& next_batch(double hit_rate);
   /// Computes the initial embeddings of ids on the device. Valid until the next call to this object.
   std::span<float const> embeddings_of(std::span<std::uint64_t const> ids);
 
  private:
-  /// Runs `call`, and adds the change of free device memory to system.device_bytes.
+  /// Runs `call`, and adds the decrease of free device memory to system.device_bytes.
   void charge(NamedCudaSystem& system, std::function<void()> const& call) const;
   /// Inserts new ids until about `num_ids` are in a system with eviction. @returns the ids in the system
   std::vector<std::uint64_t> fill_one_that_evicts(CudaTableSystem& system, std::size_t num_ids);
