@@ -117,7 +117,7 @@ void HeadwayBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 void HeadwayBackend::apply_timeout(std::chrono::milliseconds timeout) {
   handle()->group().admin().set_timeout(timeout);
-  for (auto const& delegate : all_delegates()) delegate->set_timeout(timeout);
+  for (auto const& delegate : all_delegates()) delegate->set_timeout(std::min(timeout, comm::kLongestTimeout));
 }
 
 std::vector<std::shared_ptr<ReductionDelegate>> HeadwayBackend::all_delegates() const {

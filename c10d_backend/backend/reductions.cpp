@@ -20,6 +20,8 @@
 #include "tensors/memory_overlap.hpp"
 #include "work/coalesced_work.hpp"
 
+#include <algorithm>
+
 namespace headway::c10d_backend {
 
 namespace {
@@ -67,7 +69,8 @@ std::shared_ptr<ReductionDelegate> HeadwayBackend::delegate_for(at::Device devic
   if (!delegate) {
     auto const name = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
     auto const store = c10::make_intrusive<c10d::PrefixStore>(delegate_prefix_ + name, store_);
-    auto const timeout = timeout_.load() + extension_.load();
+    auto const timeout =
+        std::min<std::chrono::milliseconds>(timeout_.load() + extension_.load(), comm::kLongestTimeout);
     auto make_delegate = [make = make_delegate_, store, rank = getRank(), size = getSize(), timeout, name,
                           address = own_address_, weak = std::weak_ptr(handle_), is_cpu = device.is_cpu()] {
       auto made = make(store, rank, size, timeout, name, address);

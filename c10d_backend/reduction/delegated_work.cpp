@@ -31,7 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
-  return timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  return timeout == kNoTimeout ? Clock::time_point::max() : comm::deadline_after(timeout);
 }
 
 /// Message of an exception, without torch's C++ backtrace.

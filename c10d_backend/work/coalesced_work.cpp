@@ -7,6 +7,8 @@
 
 #include "work/coalesced_work.hpp"
 
+#include <headway/comm/endpoint.hpp>
+
 #include <algorithm>
 
 namespace headway::c10d_backend {
@@ -43,14 +45,13 @@ void CoalescedWork::synchronize() {
 }
 
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  auto const deadline = Clock::now() + timeout;
+  auto const deadline = comm::deadline_after(timeout);
   for (auto const& work : works_) {
     if (timeout == kNoTimeout) {
       work->wait();
       continue;
     }
-    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - comm::Clock::now());
     work->wait(std::max(left, std::chrono::milliseconds(1)));  // Zero would mean no limit.
   }
   return true;

@@ -2,18 +2,19 @@
 
 // Work of a collective on CUDA tensors.
 //
-// Idea: wait() is an instruction to a stream, not to the host. The stream that is current waits for the operation's
-// event, and the host goes on. So a work may be waited for several times, on several streams, and no thread follows
-// it.
+// Idea: wait() is an instruction to a stream. The current stream waits for the operation's event, and the host goes on,
+// unless wait() has a timeout. So a work may be waited for several times, on several streams, and no thread follows it.
 //
 // Who keeps the tensors? torch's caching allocator gives memory out again in the order of one stream: the stream on
-// which the tensor was made. Once that stream waits for the operation, the work can let go of the tensors. If the
-// work is destroyed before that, the handle keeps them until the device is done (GroupHandle::keep_until_done).
+// which the tensor was made. Once that stream waits for the operation, the work releases the tensors. In two cases the
+// handle keeps them until the device is done (GroupHandle::keep_until_done): the work is destroyed before that, or
+// peers write directly into an output.
 //
-// Example: y = all_to_all(x) on stream 1, then wait() on stream 2. The tensors stay, since stream 1 could hand out
-// the memory of x too early. After a wait() on stream 1 they are released.
+// Example: y = all_to_all(x) on stream 1, then wait() on stream 2. The work keeps the tensors, since the allocator
+// could reuse the memory of x on stream 1 too early. After a wait() on stream 1 it releases them.
 //
-// Invariants: results are written back once, on the first stream that waits; later streams wait for that write too.
+// Invariants: results are written back (WorkTensors::write_back() copies temporaries to strided outputs) once, on the
+// first stream that waits. Later streams wait for that copy too.
 
 #include "work/device_work.hpp"
 
@@ -49,13 +50,13 @@ DeviceWork::DeviceWork(std::shared_ptr<GroupHandle> handle, OpInfo const& op, in
       handle_(std::move(handle)),
       tensors_(std::move(tensors)) {
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();  // The host's part of the operation ends here.
-  if (handle_->hooks().wants_completions()) {
+  if (handle_->hooks().wants_completions()) {  // The hooks poll the operations, and report when they are done.
     handle_->hooks().started(op_.key, completion_poll(operations_));
   }
 }
 
 DeviceWork::~DeviceWork() {
-  if (is_released_ || handle_->is_inherited()) return;
+  if (is_released_ || handle_->is_inherited()) return;  // A forked child has inherited no operation of the device.
   try {
     handle_->keep_until_done(std::move(operations_), std::move(tensors_));
   } catch (std::exception const& error) {  // The device has failed, so nothing runs there any more.
@@ -107,22 +108,22 @@ void DeviceWork::join(c10::Stream const& stream) {
   std::vector<comm::DeviceOperationPtr> pending;
   {
     std::lock_guard const lock(join_mutex_);
-    if (!join_once(stream)) return;
+    if (!join_locked(stream)) return;
     released = tensors_.release();
     pending = operations_;
   }
-  // Memory that peers write must not be reused in the order of this stream alone: after a failure the stream may not
-  // wait.
+  // After a failure the stream goes on although peers may still write directly into an output. So the order of the
+  // stream does not protect that memory.
   if (std::ranges::any_of(pending, [](auto const& operation) { return operation->is_written_by_peers(); })) {
     handle_->keep_until_done(std::move(pending), std::move(released));
   }
 }
 
-bool DeviceWork::join_once(c10::Stream const& stream) {
+bool DeviceWork::join_locked(c10::Stream const& stream) {
   translate_errors(op_.name, [&] {
     for (auto const& operation : operations_) operation->join(stream.native_handle());
   });
-  // The slot of a SlotRing must not be reused before this stream has read it.
+  // A tensor may be a slot of a SlotRing, which must not reuse the slot before this stream has read it.
   if (on_join_) on_join_(stream);
   if (written_) {
     written_->block(stream);
@@ -145,7 +146,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 
 void DeviceWork::wait_on_host(std::chrono::milliseconds timeout) {
   ReleasedGil const released;
-  auto const deadline = comm::Clock::now() + std::min(timeout, timeout.max() / 2);
+  auto const deadline = comm::deadline_after(timeout);
   auto next_signal_check = comm::Clock::now() + kSignalSlice;
   while (!all_done()) {
     auto const now = comm::Clock::now();
@@ -168,6 +169,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   {
     std::lock_guard const lock(join_mutex_);
     if (future_) return future_;
+    // The value is a list of tensors, or with `result_lengths` a list of lists.
     auto const tensors = c10::ListType::create(c10::TensorType::get());
     future = c10::make_intrusive<c10::ivalue::Future>(
         tensors_.result_lengths.empty() ? c10::TypePtr(tensors) : c10::ListType::create(tensors),
@@ -181,6 +183,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
     // operation.
     auto const stream = c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_);
     join(stream);
+    store_first_failure();
+    if (auto const error = exception()) {
+      future->setErrorIfNeeded(error);
+      return future;
+    }
     c10::StreamGuard const guard(stream);
     future->markCompleted(std::move(value), std::move(storages));
   } catch (...) {

@@ -42,6 +42,7 @@ class DeviceWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void abort() override;
+  /// The future is complete in stream order, so it holds an error only if the group had failed at the first call.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return op_.seq; }
 #if HEADWAY_TORCH_HAS_COMPLETION_HOOKS
@@ -52,8 +53,9 @@ class DeviceWork final : public c10d::Work {
  private:
   /// Makes `stream` wait. The first call also writes results back, on that stream.
   void join(c10::Stream const& stream);
+  /// Does the part of join() for which the caller holds join_mutex_.
   /// @returns whether the tensors can be released: `stream` is the operations' own stream, and this is its first join.
-  bool join_once(c10::Stream const& stream);
+  bool join_locked(c10::Stream const& stream);
   /// Polls until the device is done. @throws DistBackendError when `timeout` passes.
   void wait_on_host(std::chrono::milliseconds timeout);
   [[nodiscard]] bool all_done();

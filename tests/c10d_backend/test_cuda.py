@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import headway
@@ -228,6 +229,7 @@ def move_otherwise(rank: int) -> None:
     strided = torch.zeros(4, size * 2, device=device)[:, ::2]
     dist.all_to_all_single(strided.t(), torch.arange(4 * size, device=device).float().view(4, size).t() + 100 * rank)
     assert strided[0].tolist() == [rank * 1.0 + 100 * peer for peer in range(size)]
+    dist.all_gather_into_tensor(torch.empty(size, device=device), own[:1], async_op=True).wait(timedelta(days=110_000))
     future = dist.all_gather_into_tensor(whole := torch.empty(size, device=device), own[:1], async_op=True).get_future()
     assert future.then(lambda done: done.value()[0].sum()).wait().item() == sum(range(size))
     assert whole.tolist() == list(range(size))

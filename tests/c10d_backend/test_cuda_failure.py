@@ -106,6 +106,8 @@ def wait_in_vain(rank: int) -> tuple[str, float]:
     try:
         work.wait()
     except dist.DistBackendError as error:
+        with pytest.raises(dist.DistBackendError, match="timed out"):
+            work.get_future().wait()
         return str(error), seconds
     return "no error", seconds
 

@@ -137,6 +137,18 @@ def wait_for_centuries(rank: int) -> None:
     else:
         time.sleep(0.4)
         dist.send(torch.tensor([7.0]), 0)
+    # A work of another backend, and a work for several.
+    tensors = [torch.ones(1) for _ in range(3)]
+    work = dist.all_reduce(tensors[0], async_op=True)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for each in tensors[1:]:
+            dist.all_reduce(each)
+    if rank == 1:
+        time.sleep(0.4)
+    work.wait(centuries)
+    for each in manager.works:
+        each.wait(centuries)
+    assert [each.item() for each in tensors] == [2.0] * 3
 
 
 @pytest.mark.parametrize("timeout_s", [5.0, 110_000 * 86_400.0])
