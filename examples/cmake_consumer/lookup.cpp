@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Example of the C++ API: ranks share a table of embeddings, look up ids in it and train it, without Python.
+// The table is in host memory, as GroupExchanger needs it.
 // Each rank looks up the clicks of two users. An id that several ranks look up has one row, on the rank that owns it.
 // Start one process per rank. All ranks name the same directory; the FileStore in it lets them find each other:
 //   for rank in 0 1; do ./lookup $rank 2 /tmp/meeting-place & done; wait

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``HashTableCollection``: the dynamic embedding tables of a model, as one module."""
+"""``HashTableCollection``: the dynamic embedding tables of a model, as one module.
+
+A ``TableLookup`` (embedding/torch/tensor_lookup.hpp) looks ids up and keeps gradients. It is a C++ ``ShardedTable`` on
+tensors. This module adds configurations, the optimizer and errors.
+"""
 
 from __future__ import annotations
 
