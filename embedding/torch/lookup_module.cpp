@@ -30,7 +30,7 @@ std::shared_ptr<TensorLookup> make_lookup(std::vector<std::shared_ptr<TensorTabl
                                           std::vector<std::uint32_t> feature_tables,
                                           std::vector<std::optional<std::string>> const& poolings,
                                           c10d::ProcessGroup* group, std::string const& dedup,
-                                          PythonThreadPool const& thread_pool, at::Device device) {
+                                          PythonThreadPool const& thread_pool, at::Device device, bool by_feature) {
   if (table_ids.size() != tables.size() || hides_unknown.size() != tables.size()) {
     throw py::value_error("table_ids and hides_unknown need one element for each table");
   }
@@ -44,7 +44,8 @@ std::shared_ptr<TensorLookup> make_lookup(std::vector<std::shared_ptr<TensorTabl
                                 : c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group);
   py::gil_scoped_release const without_gil;
   return std::make_shared<TensorLookup>(std::move(merged), std::move(names), std::move(feature_tables),
-                                        std::move(kinds), owned, make_dedup(dedup), thread_pool.pool, resolve(device));
+                                        std::move(kinds), owned, make_dedup(dedup), thread_pool.pool, resolve(device),
+                                        by_feature);
 }
 
 std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
@@ -65,7 +66,7 @@ void define_lookup(py::module_& module) {
   py::class_<TensorLookup, std::shared_ptr<TensorLookup>>(module, "TableLookup")
       .def(py::init(&make_lookup), py::kw_only(), py::arg("tables"), py::arg("table_ids"), py::arg("hides_unknown"),
            py::arg("names"), py::arg("feature_tables"), py::arg("poolings"), py::arg("group").none(true),
-           py::arg("dedup"), py::arg("thread_pool"), py::arg("device"))
+           py::arg("dedup"), py::arg("thread_pool"), py::arg("device"), py::arg("by_feature") = true)
       .def(
           "begin",
           [](TensorLookup& lookup, std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
@@ -76,6 +77,15 @@ void define_lookup(py::module_& module) {
           WithoutGil(), py::arg("ids"), py::arg("lengths"), py::arg("weights"), py::kw_only(), py::arg("inserts"),
           py::arg("evaluates"), py::arg("counts_refused"))
       .def("finish", &TensorLookup::finish, WithoutGil(), py::arg("batch"), py::arg("anchors"))
+      .def("start_keys", &TensorLookup::start_keys, WithoutGil())
+      .def("look_up", &TensorLookup::look_up, WithoutGil(), py::arg("batch"), py::kw_only(), py::arg("inserts"))
+      .def("start_embeddings", &TensorLookup::start_embeddings, WithoutGil())
+      .def("take_embeddings", &TensorLookup::take_embeddings, WithoutGil())
+      .def("own_refused", &TensorLookup::own_refused, WithoutGil())
+      .def("start_gradients", &TensorLookup::start_gradients, WithoutGil(), py::arg("batch"), py::arg("gradients"),
+           py::kw_only(), py::arg("factor"))
+      .def("update", &TensorLookup::update, WithoutGil(), py::arg("batch"), py::kw_only(), py::arg("steps"),
+           py::arg("rates"))
       .def("num_refused", &TensorLookup::num_refused, WithoutGil())
       .def("replace_tables", &TensorLookup::replace_tables)
       .def("has_gradients", &TensorLookup::has_gradients)

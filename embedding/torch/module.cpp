@@ -6,11 +6,9 @@
 // meanwhile. Short properties keep it.
 
 #include "devices.hpp"
-#include "feature_joiner.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
-#include "key_messages.hpp"
 #include "python_types.hpp"
 #include "rank_buffers.hpp"
 #include "tensor_deduplicator.hpp"
@@ -169,25 +167,8 @@ void define_table(py::module_& module) {
       .def("find", &TensorTable::find, WithoutGil())
       .def("find_or_insert", &TensorTable::find_or_insert, WithoutGil())
       .def("gather", &TensorTable::gather, WithoutGil())
-      .def(
-          "gather_bags",
-          [](TensorTable const& table, UniqueTensors const& unique, at::Tensor const& rows,
-             std::optional<at::Tensor> const& offsets, std::optional<at::Tensor> const& weights) {
-            return table.gather_bags(unique, rows, {offsets, weights});
-          },
-          WithoutGil(), py::arg("unique"), py::arg("rows"), py::kw_only(), py::arg("offsets") = py::none(),
-          py::arg("weights") = py::none())
       .def("update", &TensorTable::update, WithoutGil(), py::arg("keys"), py::arg("rows"), py::arg("gradients"),
            py::kw_only(), py::arg("lr"), py::arg("step"))
-      .def(
-          "update_bags",
-          [](TensorTable& table, KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique,
-             at::Tensor const& gradients, std::optional<at::Tensor> const& offsets,
-             std::optional<at::Tensor> const& weights, double learning_rate, std::uint64_t step) {
-            table.update_bags(keys, rows, unique, {offsets, weights}, gradients, learning_rate, step);
-          },
-          WithoutGil(), py::arg("keys"), py::arg("rows"), py::arg("unique"), py::arg("gradients"), py::kw_only(),
-          py::arg("offsets") = py::none(), py::arg("weights") = py::none(), py::arg("lr"), py::arg("step"))
       .def("insert_or_assign", &TensorTable::insert_or_assign, WithoutGil())
       .def("erase", &TensorTable::erase, WithoutGil())
       .def("evict", of_table(&Table::evict), WithoutGil())
@@ -353,32 +334,10 @@ void define_deduplicator(py::module_& module) {
       WithoutGil());
   module.def("all_to_all_arguments", &all_to_all_arguments, WithoutGil());
   module.def("by_table", &by_table, WithoutGil());
-  module.def("tables_of", &tables_of, WithoutGil());
-  module.def("messages_of", &messages_of, WithoutGil());
-  module.def("keys_of", &keys_of_messages, WithoutGil());
   module.def("buckets_of", &buckets_of, WithoutGil());
   module.def("first_bucket_of", &first_bucket_of, py::arg("rank"), py::arg("num_ranks"));
   module.attr("ROUTING_VERSION") = kRoutingVersion;
   module.attr("NUM_VIRTUAL_BUCKETS") = kNumVirtualBuckets;
-}
-
-// Features
-
-void define_features(py::module_& module) {
-  py::class_<JoinedTensors>(module, "JoinedFeatures")
-      .def_readonly("keys", &JoinedTensors::keys)
-      .def_readonly("offsets", &JoinedTensors::offsets)
-      .def_readonly("weights", &JoinedTensors::weights)
-      .def_readonly("num_bags", &JoinedTensors::num_bags);
-  py::class_<FeatureJoiner>(module, "FeatureJoiner")
-      .def(py::init([](std::vector<std::string> names, std::vector<std::uint32_t> tables,
-                       std::vector<std::optional<std::string>> const& poolings, at::Device device) {
-             std::vector<Pooling> kinds;
-             for (auto const& pooling : poolings) kinds.push_back(make_pooling(pooling));
-             return FeatureJoiner(std::move(names), std::move(tables), std::move(kinds), resolve(device));
-           }),
-           py::kw_only(), py::arg("names"), py::arg("tables"), py::arg("poolings"), py::arg("device"))
-      .def("join", &FeatureJoiner::join, WithoutGil());
 }
 
 }  // namespace
@@ -394,7 +353,6 @@ PYBIND11_MODULE(_embedding, module) {
   define_table(module);
   define_record_files(module);
   define_deduplicator(module);
-  define_features(module);
   define_lookup(module);
 }
 

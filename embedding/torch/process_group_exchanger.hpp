@@ -22,6 +22,7 @@ class ProcessGroupExchanger final : public Exchanger {
 
   [[nodiscard]] int rank() const override { return group_->getRank(); }
   [[nodiscard]] int size() const override { return group_->getSize(); }
+  [[nodiscard]] bool takes_device_memory() const override { return true; }
   [[nodiscard]] bool takes_capacities() const override { return false; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,

@@ -24,6 +24,7 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
 #include <numeric>
@@ -38,14 +39,36 @@ constexpr std::size_t kManyGradients = 64;
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
+/// Frees a block. If another stream than that of the allocation uses it, the allocator keeps it until that one is done.
+class StreamOrderedFree {
+ public:
+  StreamOrderedFree(c10::DataPtr memory, std::size_t num_bytes, c10::Stream made_on)
+      : memory_(std::make_shared<c10::DataPtr>(std::move(memory))), num_bytes_(num_bytes), made_on_(made_on) {}
+
+  void operator()(void* /*data*/) const {
+    auto const used_on = current_stream(made_on_.device());
+    if (used_on == made_on_) return;
+    c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes_, std::move(*memory_));
+    auto const tensor = at::detail::make_tensor<at::TensorImpl>(
+        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<std::uint8_t>());
+    tensor.record_stream(used_on);
+  }
+
+ private:
+  std::shared_ptr<c10::DataPtr> memory_;
+  std::size_t num_bytes_;
+  c10::Stream made_on_;
+};
+
 std::shared_ptr<BatchDevice> batch_device(at::Device device, std::shared_ptr<base::ThreadPool> thread_pool) {
   if (device.is_cpu()) return make_host_batch_device(std::move(thread_pool));
   // torch's caching allocator, without its dispatcher.
   auto* const allocator = empty({0}, at::kByte, device).storage().allocator();
   auto allocate = [device, allocator](std::size_t num_bytes) {
     c10::DeviceGuard const guard(device);
-    auto memory = std::make_shared<c10::DataPtr>(allocator->allocate(num_bytes));
-    return std::shared_ptr<void>(memory, memory->get());
+    auto memory = allocator->allocate(num_bytes);
+    void* const data = memory.get();
+    return std::shared_ptr<void>(data, StreamOrderedFree(std::move(memory), num_bytes, current_stream(device)));
   };
   return make_cuda_batch_device(place_of(device), std::move(allocate));
 }
@@ -104,6 +127,15 @@ Block<float const> block_of(at::Tensor const& tensor) {
           std::make_shared<at::Tensor>(tensor)};
 }
 
+/// A tensor that raises if it is differentiated: second derivatives are not there.
+at::Tensor without_gradient(at::Tensor const& tensor) {
+  at::AutoGradMode const with_grad(true);
+  auto const input = tensor.detach().requires_grad_();
+  auto const error = std::make_shared<torch::autograd::DelayedError>(
+      "embeddings of a HashTableCollection have no second derivative", 1);
+  return (*error)({input}).front();
+}
+
 }  // namespace
 
 /// The node of a lookup. See the top of this file.
@@ -122,6 +154,7 @@ struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
   }
 
   static Tensors backward(Context* context, Tensors const& gradients) {
+    bool const makes_graph = at::GradMode::is_enabled();
     at::NoGradGuard const no_grad;
     auto const batch = c10::static_intrusive_pointer_cast<TensorBatch>(context->saved_data.at("batch").toCapsule());
     auto const lookup =
@@ -133,6 +166,7 @@ struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
     for (auto const& learned : batch->learned_) {
       auto const& of_feature = gradients[learned.feature];
       if (of_feature.defined()) result[next] = lookup->gradient_of_weights(*batch, learned, of_feature);
+      if (of_feature.defined() && makes_graph) result[next] = without_gradient(result[next]);
       ++next;
     }
     return result;
@@ -160,9 +194,10 @@ TensorBatch::~TensorBatch() {
 TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
                            std::vector<std::uint32_t> feature_tables, std::vector<Pooling> poolings,
                            c10::intrusive_ptr<c10d::ProcessGroup> const& group, Dedup dedup,
-                           std::shared_ptr<base::ThreadPool> thread_pool, at::Device device)
+                           std::shared_ptr<base::ThreadPool> thread_pool, at::Device device, bool by_feature)
     : device_(device),
-      joiner_(std::move(names), feature_tables, poolings, device),
+      feature_tensors_(std::move(names), feature_tables, poolings, device),
+      by_feature_(by_feature),
       poolings_(std::move(poolings)),
       num_marked_(tables.size()),
       sent_(tables.size()) {
@@ -225,8 +260,15 @@ TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, s
     }
   }
   std::vector<at::Tensor> held;
-  auto const features = joiner_.features(ids, lengths, detached, held);
-  for (auto const& feature : features) batch->num_bags_.push_back(static_cast<std::int64_t>(feature.num_bags()));
+  auto const features = feature_tensors_.features(ids, lengths, detached, held);
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = features_of(merged);
+    if (!by_feature_) batch->num_bags_.push_back(0);
+    for (std::size_t i = begin; i < end; ++i) {
+      auto const num_bags = static_cast<std::int64_t>(features[i].num_bags());
+      by_feature_ ? batch->num_bags_.push_back(num_bags) : void(batch->num_bags_.back() += num_bags);
+    }
+  }
   batch->num_waiting_ = num_waiting_;
   batch->inserts_ = settings.inserts;
   use(*batch);
@@ -284,7 +326,7 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
 std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
   std::vector<at::Tensor> outputs;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const [begin, end] = features_of(merged);
+    auto const [begin, end] = outputs_of(merged);
     auto const all = empty_matrix(static_cast<std::int64_t>(batch.batch_->num_bags(merged)),
                                   static_cast<std::int64_t>(tables_[merged]->table().dim()), device_);
     sharded_->expand(*batch.batch_, merged,
@@ -296,6 +338,55 @@ std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
     }
   }
   return outputs;
+}
+
+void TensorLookup::start_keys(BatchPtr const& batch) {
+  use(*batch);
+  sharded_->start_keys(*batch->batch_);
+}
+
+void TensorLookup::look_up(BatchPtr const& batch, bool inserts) {
+  use(*batch);
+  batch->inserts_ = inserts;
+  if (!inserts) return sharded_->read_only(*batch->batch_), sharded_->look_up(*batch->batch_);
+  change([&] { sharded_->look_up(*batch->batch_); });
+}
+
+void TensorLookup::start_embeddings(BatchPtr const& batch) {
+  use(*batch);
+  sharded_->start_embeddings(*batch->batch_);
+}
+
+std::vector<at::Tensor> TensorLookup::take_embeddings(BatchPtr const& batch) {
+  use(*batch);
+  if (!sharded_->is_finished(*batch->batch_)) sharded_->finish(*batch->batch_);
+  auto outputs = expand(*batch);
+  sharded_->forget_embeddings(*batch->batch_);
+  return outputs;
+}
+
+at::Tensor TensorLookup::own_refused(BatchPtr const& batch) const {
+  auto const& refused = sharded_->own_refused(*batch->batch_);
+  auto const count = static_cast<std::int64_t>(refused.size());
+  return tensor_of(refused.span, refused.owner, std::max<std::int64_t>(count, 1)).sum().to(at::kLong);
+}
+
+void TensorLookup::start_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients, double factor) {
+  use(*batch);
+  std::vector<GradientRows> rows;
+  for (auto const& joined : join(*batch, gradients)) {
+    rows.push_back(joined.defined() ? GradientRows{.values = block_of(joined)} : GradientRows{});
+  }
+  sharded_->start_gradients(*batch->batch_, rows, static_cast<float>(factor));
+}
+
+void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> const& steps,
+                          std::vector<double> const& rates) {
+  use(*batch);
+  std::vector<TableStep> all;
+  for (std::size_t i = 0; i < steps.size(); ++i) all.push_back({.number = steps[i], .rates = {.rate = rates[i]}});
+  static_cast<void>(sharded_->finish_gradients(*batch->batch_));
+  change([&] { sharded_->apply_gradients(all); });
 }
 
 std::uint64_t TensorLookup::num_refused(BatchPtr const& batch) const {
@@ -312,31 +403,39 @@ void TensorLookup::replace_tables(std::vector<std::shared_ptr<TensorTable>> cons
   tables_ = tables;
 }
 
+std::vector<at::Tensor> TensorLookup::join(TensorBatch const& batch, std::vector<at::Tensor> const& gradients) const {
+  std::vector<at::Tensor> result;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = outputs_of(merged);
+    result.push_back(join_rows(std::span(gradients).subspan(begin, end - begin),
+                               std::span(batch.num_bags_).subspan(begin, end - begin)));
+    base::expects(
+        !result.back().defined() || (result.back().scalar_type() == at::kFloat && result.back().device() == device_),
+        "gradients of embeddings are float32 on the device of the tables");
+  }
+  return result;
+}
+
 void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients) {
   if (std::exchange(batch->is_waiting_, false)) --*num_waiting_;
   // While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
   bool const may_be_reused = *num_waiting_ > 0;
   std::vector<GradientRows> rows;
+  auto const by_table = join(*batch, gradients);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const [begin, end] = features_of(merged);
-    auto const joined = join_rows(std::span(gradients).subspan(begin, end - begin),
-                                  std::span(batch->num_bags_).subspan(begin, end - begin));
+    auto const& joined = by_table[merged];
     auto& of_table = rows.emplace_back();
     if (!joined.defined()) continue;
-    base::expects(joined.scalar_type() == at::kFloat && joined.device() == device_,
-                  "gradients of embeddings are float32 on the device of the tables");
     of_table = {.values = block_of(joined), .may_change = may_be_reused || !has_storage_of_its_own(joined)};
-    if (!of_table.may_change)
+    bool const is_unread = sharded_->reads_gradients_later(*batch->batch_, merged) && !of_table.may_change;
+    if (is_unread)
       unread_.push_back({.values = joined, .version = static_cast<std::int64_t>(joined._version()), .merged = merged});
   }
   use(*batch);
-  std::size_t const number = sharded_->num_pending();
   sharded_->start_gradients(*batch->batch_, rows);
-  auto const sent = sharded_->finish_gradients(*batch->batch_);
-  for (std::size_t merged = 0; merged < sent.size(); ++merged) {
-    if (sent[merged].empty()) continue;
-    auto const dim = static_cast<std::int64_t>(tables_[merged]->table().dim());
-    sent_[merged].emplace_back(tensor_of(sent[merged].span, sent[merged].owner, dim), number);
+  auto const marks = sharded_->finish_gradients(*batch->batch_);
+  for (std::size_t merged = 0; merged < marks.size(); ++merged) {
+    if (!marks[merged].empty()) sent_[merged].push_back(tensor_of(marks[merged].span, marks[merged].owner, 1));
   }
   pending_.push_back(batch);
   if (pending_.size() == kManyGradients) {
@@ -384,7 +483,7 @@ std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> TensorLookup::new_
     }
     result.emplace_back(tensor_of(values, nullptr, dim), num_known);
   }
-  for (auto const& [values, number] : sent_[merged]) result.emplace_back(values, std::nullopt);
+  for (auto const& mark : sent_[merged]) result.emplace_back(mark, std::nullopt);
   sent_[merged].clear();
   num_marked_[merged] = sharded_->num_pending();
   std::erase_if(unread_, [merged](Unread const& each) { return each.merged == merged; });
@@ -403,15 +502,17 @@ void TensorLookup::expect_unchanged() const {
 void TensorLookup::apply(std::uint64_t step, std::vector<std::map<std::uint32_t, double>> const& rates,
                          std::vector<double> const& divisors) {
   expect_unchanged();
-  StepRates all;
-  for (auto const& of_merged : rates) all.of_tables.insert(of_merged.begin(), of_merged.end());
-  std::vector<float> const narrow(divisors.begin(), divisors.end());
+  std::vector<TableStep> all;
+  for (std::size_t merged = 0; merged < rates.size(); ++merged) {
+    all.push_back(
+        {.number = step, .rates = {.of_tables = rates[merged]}, .divisor = static_cast<float>(divisors[merged])});
+  }
   struct DropAtEnd {
     TensorLookup& lookup;
     ~DropAtEnd() { lookup.drop(); }
   } const drop_at_end{*this};
   for (auto const& batch : pending_) use(*batch);
-  change([&] { sharded_->apply_gradients(step, all, narrow); });
+  change([&] { sharded_->apply_gradients(all); });
 }
 
 void TensorLookup::drop() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "feature_joiner.hpp"
+#include "feature_tensors.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/sharded_table.hpp"
 #include "tensor_table.hpp"
@@ -53,7 +53,7 @@ class TensorBatch : public torch::CustomClassHolder {
   };
 
   std::unique_ptr<ShardedTable::Batch> batch_;
-  std::vector<std::int64_t> num_bags_;  ///< (features)
+  std::vector<std::int64_t> num_bags_;  ///< (outputs)
   std::vector<LearnedWeights> learned_;
   std::shared_ptr<std::int64_t> num_waiting_;  ///< Batches with autograd that have had no backward pass.
   bool is_waiting_ = false;
@@ -69,27 +69,44 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
 
   /// @param features (features) name, table and pooling; those of a merged table are adjacent, in the order of `tables`
   /// @param group none: one rank
+  /// @param by_feature one output for each feature; false: one for each merged table, feature by feature
   TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
                std::vector<std::uint32_t> feature_tables, std::vector<Pooling> poolings,
                c10::intrusive_ptr<c10d::ProcessGroup> const& group, Dedup dedup,
-               std::shared_ptr<base::ThreadPool> thread_pool, at::Device device);
+               std::shared_ptr<base::ThreadPool> thread_pool, at::Device device, bool by_feature);
 
   /// Starts a lookup. Does not wait.
-  /// @param ids, lengths, weights (features) as for FeatureJoiner::join(); weights may require a gradient
+  /// @param ids, lengths, weights (features) as for FeatureTensors::features(); weights may require a gradient
   [[nodiscard]] BatchPtr begin(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                std::vector<std::optional<at::Tensor>> const& weights, LookupSettings const& settings);
   /// Finishes a lookup. Inside a backward pass it inserts and counts nothing. A batch may be finished several times, as
   /// activation checkpointing does: each time is a lookup of its own.
   /// @param anchors (merged tables) parameters through which autograd calls the backward pass
-  /// @returns (features) the embeddings of each, (B, D), or (K, D) without pooling
+  /// @returns (outputs) the embeddings of each, (B, D), or (K, D) without pooling
   [[nodiscard]] std::vector<at::Tensor> finish(BatchPtr const& batch, std::vector<at::Tensor> const& anchors);
+  // The stages of finish() and of a step, for callers that overlap them, with autograd nodes of their own.
+
+  /// Waits for sizes, and starts to send keys.
+  void start_keys(BatchPtr const& batch);
+  /// Waits for keys, and finds or inserts them. @param inserts false: also no lookup is counted
+  void look_up(BatchPtr const& batch, bool inserts);
+  void start_embeddings(BatchPtr const& batch);
+  /// Waits for embeddings. @returns (outputs)
+  [[nodiscard]] std::vector<at::Tensor> take_embeddings(BatchPtr const& batch);
+  /// () int64 Keys that got no row on this rank, between look_up() and take_embeddings().
+  [[nodiscard]] at::Tensor own_refused(BatchPtr const& batch) const;
+  /// Adds the gradients of bags by key, and starts to send them. @param gradients (outputs) @param factor of them
+  void start_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients, double factor);
+  /// Waits for gradients, and updates the rows. @param steps, rates (merged tables)
+  void update(BatchPtr const& batch, std::vector<std::uint64_t> const& steps, std::vector<double> const& rates);
+
   /// Keys that got no row on any rank. Waits for the device.
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
   void replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables);
 
   [[nodiscard]] bool has_gradients(std::size_t merged) const { return sharded_->has_gradients(merged); }
   /// Gradients of a merged table that were not returned before: (W, D) values, and (1,) int32 the number of valid rows
-  /// or none: all. Also what this rank has sent, so that it sees its own NaN and inf.
+  /// or none: all. Also a mark of what this rank has sent, so that it sees its own NaN and inf.
   [[nodiscard]] std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> new_gradients(std::size_t merged);
   /// @throws std::runtime_error if gradients were changed in place since the backward pass
   void expect_unchanged() const;
@@ -116,7 +133,9 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
 
   [[nodiscard]] BatchPtr begin_again(TensorBatch const& batch);
   [[nodiscard]] std::vector<at::Tensor> expand(TensorBatch& batch);
-  /// Sends the gradients of a backward pass to the owners. @param gradients (features), undefined: none
+  /// The gradients of each merged table. @param gradients (outputs), undefined: none
+  [[nodiscard]] std::vector<at::Tensor> join(TensorBatch const& batch, std::vector<at::Tensor> const& gradients) const;
+  /// Sends the gradients of a backward pass to the owners. @param gradients (outputs), undefined: none
   void take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients);
   [[nodiscard]] at::Tensor gradient_of_weights(TensorBatch const& batch, TensorBatch::LearnedWeights const& learned,
                                                at::Tensor const& gradients) const;
@@ -130,18 +149,22 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   [[nodiscard]] std::pair<std::size_t, std::size_t> features_of(std::size_t merged) const {
     return {first_feature_[merged], first_feature_[merged + 1]};
   }
+  [[nodiscard]] std::pair<std::size_t, std::size_t> outputs_of(std::size_t merged) const {
+    return by_feature_ ? features_of(merged) : std::pair(merged, merged + 1);
+  }
 
   at::Device device_;
   std::vector<std::shared_ptr<TensorTable>> tables_;
-  FeatureJoiner joiner_;
+  FeatureTensors feature_tensors_;
   std::vector<std::size_t> first_feature_;  ///< (merged tables + 1)
+  bool by_feature_;
   std::vector<Pooling> poolings_;
   std::unique_ptr<ShardedTable> sharded_;
   std::shared_ptr<std::int64_t> num_waiting_ = std::make_shared<std::int64_t>(0);
   std::vector<Unread> unread_;
-  std::vector<std::size_t> num_marked_;                                ///< (merged tables) See new_gradients().
-  std::vector<std::vector<std::pair<at::Tensor, std::size_t>>> sent_;  ///< (merged tables) Not returned yet.
-  std::vector<BatchPtr> pending_;                                      ///< Batches whose gradients wait.
+  std::vector<std::size_t> num_marked_;        ///< (merged tables) See new_gradients().
+  std::vector<std::vector<at::Tensor>> sent_;  ///< (merged tables) Marks of sent gradients, (1, 1), not returned yet.
+  std::vector<BatchPtr> pending_;              ///< Batches whose gradients wait.
 };
 
 }  // namespace headway::embedding

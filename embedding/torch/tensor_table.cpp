@@ -72,31 +72,11 @@ at::Tensor TensorTable::gather(KeyTensors const& keys, at::Tensor const& rows) c
   return out;
 }
 
-at::Tensor TensorTable::gather_bags(UniqueTensors const& unique, at::Tensor const& rows, BagTensors const& bags) const {
-  auto const inverse_indices = span_of<std::uint32_t>(unique.inverse_indices, at::kInt, device_, "inverse_indices");
-  auto const view = bags.view(device_);
-  auto const num_bags = view.offsets.empty() ? inverse_indices.size() : view.offsets.size() - 1;
-  auto out =
-      empty({static_cast<std::int64_t>(num_bags), static_cast<std::int64_t>(table_->dim())}, at::kFloat, device_);
-  table_->gather_bags(unique.keys().view(device_), rows_of(rows, device_), inverse_indices, view,
-                      span_of<float>(out, at::kFloat, device_, "out"));
-  return out;
-}
-
 void TensorTable::update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients,
                          double learning_rate, std::uint64_t step) {
   change([&](Table& table) {
     table.update(keys.view(device_), rows_of(rows, device_), floats_of(gradients, device_, "gradients"),
                  {.learning_rate = learning_rate, .number = step});
-  });
-}
-
-void TensorTable::update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique,
-                              BagTensors const& bags, at::Tensor const& gradients, double learning_rate,
-                              std::uint64_t step) {
-  change([&](Table& table) {
-    table.update_bags(keys.view(device_), rows_of(rows, device_), unique.csr(device_), bags.view(device_),
-                      floats_of(gradients, device_, "gradients"), {.learning_rate = learning_rate, .number = step});
   });
 }
 

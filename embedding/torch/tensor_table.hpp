@@ -2,7 +2,6 @@
 #pragma once
 
 #include "headway/embedding/table.hpp"
-#include "tensor_deduplicator.hpp"
 #include "tensors.hpp"
 
 #include <atomic>
@@ -14,7 +13,7 @@
 namespace headway::embedding {
 
 /// A Table on tensors, for Python. Tensors are on the table's device, except those of records, which are on the CPU.
-/// K keys, B bags, D columns. Rows are int32, statuses uint8.
+/// K keys, D columns. Rows are int32, statuses uint8.
 class TensorTable {
  public:
   using RowsAndStatuses = std::pair<at::Tensor, at::Tensor>;
@@ -42,18 +41,9 @@ class TensorTable {
   RowsAndStatuses find_or_insert(KeyTensors const& keys);
   /// @returns (K, D)
   [[nodiscard]] at::Tensor gather(KeyTensors const& keys, at::Tensor const& rows) const;
-  /// @param rows of the unique keys
-  /// @returns (B, D)
-  [[nodiscard]] at::Tensor gather_bags(UniqueTensors const& unique, at::Tensor const& rows,
-                                       BagTensors const& bags) const;
   /// @param gradients (K, D)
   void update(KeyTensors const& keys, at::Tensor const& rows, at::Tensor const& gradients, double learning_rate,
               std::uint64_t step);
-  /// @param keys the keys of `unique`, or a known prefix of them
-  /// @param rows (keys,)
-  /// @param gradients (B, D)
-  void update_bags(KeyTensors const& keys, at::Tensor const& rows, UniqueTensors const& unique, BagTensors const& bags,
-                   at::Tensor const& gradients, double learning_rate, std::uint64_t step);
   /// @param embeddings (K, D)
   /// @returns (K,) uint8 statuses
   at::Tensor insert_or_assign(KeyTensors const& keys, at::Tensor const& embeddings);

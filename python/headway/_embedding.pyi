@@ -113,27 +113,7 @@ class Table:
     def find(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...  # rows_K, statuses_K
     def find_or_insert(self, keys: Keys, /) -> tuple[torch.Tensor, torch.Tensor]: ...
     def gather(self, keys: Keys, rows_K: torch.Tensor, /) -> torch.Tensor: ...
-    def gather_bags(
-        self,
-        unique: UniqueKeys,
-        rows: torch.Tensor,  # (U,)
-        *,
-        offsets: torch.Tensor | None = None,  # (B + 1,) int64
-        weights: torch.Tensor | None = None,  # (K,)
-    ) -> torch.Tensor: ...  # (B, D)
     def update(self, keys: Keys, rows: torch.Tensor, gradients: torch.Tensor, *, lr: float, step: int) -> None: ...
-    def update_bags(
-        self,
-        keys: Keys,  # unique.keys, or the same with a smaller num_known
-        rows: torch.Tensor,  # (U,)
-        unique: UniqueKeys,
-        gradients: torch.Tensor,  # (B, D); update() takes reduce() of them
-        *,
-        offsets: torch.Tensor | None = None,  # (B + 1,) int64
-        weights: torch.Tensor | None = None,  # (K,)
-        lr: float,
-        step: int,
-    ) -> None: ...
     def insert_or_assign(self, keys: Keys, embeddings_KD: torch.Tensor, /) -> torch.Tensor: ...
     def erase(self, keys: Keys, /) -> None: ...
     def evict(self, num_rows: int, /) -> int: ...
@@ -219,12 +199,6 @@ def reorder(unique: UniqueKeys, order: torch.Tensor, /) -> UniqueKeys: ...
 def route(keys: Keys, num_ranks: int, /) -> tuple[torch.Tensor, torch.Tensor]: ...
 def buckets_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, on the CPU: virtual bucket of each key
 def first_bucket_of(rank: int, num_ranks: int) -> int: ...
-def tables_of(keys: Keys, /) -> torch.Tensor: ...  # (K,) int32, the table id of each key
-
-# Keys as they travel, (K, 2) int64: the id, then table id (low half) and lookup count (high half) with 32 bits each.
-# ValueError: keys have no counts.
-def messages_of(keys: Keys, /) -> torch.Tensor: ...
-def keys_of(messages_K2: torch.Tensor, /) -> Keys: ...  # The inverse of messages_of().
 
 # The arguments of one all_to_all_single() that sends rows of G merged tables: receive buffer, send buffer, receive
 # splits and send splits. values_G: (rows, columns) each, rank by rank; counts: (G, R) int64 on the CPU, rows for and
@@ -236,33 +210,6 @@ def all_to_all_arguments(
 
 # Unpacks a receive buffer: (rows, columns) for each merged table, rank by rank.
 def by_table(buffer: torch.Tensor, counts_GR: torch.Tensor, widths_G: Sequence[int], /) -> list[torch.Tensor]: ...
-
-class JoinedFeatures:
-    """The features of a batch, concatenated."""
-
-    @property
-    def keys(self) -> Keys: ...
-    # (B + 1,) int64: one bag per list of a pooled feature, one bag per id of other features. None: each id is a bag.
-    @property
-    def offsets(self) -> torch.Tensor | None: ...
-    @property
-    def weights(self) -> torch.Tensor | None: ...  # (K,); None: all 1
-    @property
-    def num_bags(self) -> list[int]: ...  # bags of each feature
-
-class FeatureJoiner:
-    """Concatenates the features that are looked up in one table."""
-
-    def __init__(
-        self, *, names: Sequence[str], tables: Sequence[int], poolings: Sequence[str | None], device: torch.device
-    ) -> None: ...
-    def join(
-        self,
-        ids: Sequence[torch.Tensor],  # (K,) each, int64 or int32
-        lengths: Sequence[torch.Tensor],  # (B,) each, int64 or int32
-        weights: Sequence[torch.Tensor | None],  # (K,) each
-        /,
-    ) -> JoinedFeatures: ...
 
 class LookupBatch:
     """The lookup of one batch, between ``TableLookup.begin()`` and ``finish()``."""
@@ -287,6 +234,7 @@ class TableLookup:
         dedup: str,
         thread_pool: ThreadPool,
         device: torch.device,
+        by_feature: bool = True,
     ) -> None: ...
     def begin(
         self,
@@ -299,6 +247,13 @@ class TableLookup:
         counts_refused: bool,
     ) -> LookupBatch: ...
     def finish(self, batch: LookupBatch, anchors: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+    def start_keys(self, batch: LookupBatch, /) -> None: ...
+    def look_up(self, batch: LookupBatch, *, inserts: bool) -> None: ...
+    def start_embeddings(self, batch: LookupBatch, /) -> None: ...
+    def take_embeddings(self, batch: LookupBatch, /) -> list[torch.Tensor]: ...
+    def own_refused(self, batch: LookupBatch, /) -> torch.Tensor: ...  # () int64
+    def start_gradients(self, batch: LookupBatch, gradients: Sequence[torch.Tensor], *, factor: float) -> None: ...
+    def update(self, batch: LookupBatch, *, steps: Sequence[int], rates: Sequence[float]) -> None: ...
     def num_refused(self, batch: LookupBatch, /) -> int: ...
     def replace_tables(self, tables: Sequence[Table], /) -> None: ...
     def has_gradients(self, index: int, /) -> bool: ...

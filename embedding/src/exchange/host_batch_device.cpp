@@ -10,7 +10,9 @@
 #include "headway/embedding/routing.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <numeric>
 
@@ -155,6 +157,10 @@ class HostBatchDevice final : public BatchDevice {
     for (float& value : values) value /= divisor;
   }
   void scale_by(std::span<float> values, float const* factor) override { scale(values, *factor); }
+  void mark_finite(std::span<float const> values, float* mark) override {
+    bool const are_finite = std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+    *mark = are_finite ? 1 : std::numeric_limits<float>::quiet_NaN();
+  }
   void add_squares(KeyValues const& values, std::size_t /*dim*/, double* sum) override {
     for (float const value : values.values) *sum += static_cast<double>(value) * value;
   }

@@ -114,7 +114,7 @@ struct ShardedTable::TableGradient {
 struct ShardedTable::Gradients {
   std::shared_ptr<Batch::State> batch;
   std::vector<TableGradient> of_tables{};
-  std::vector<Block<float>> sent{};         ///< (U, dim) of each merged table that this rank has gradients of.
+  std::vector<Block<float>> marks{};        ///< (1) See finish_gradients().
   std::unique_ptr<RowExchange> exchange{};  ///< None with one rank, or after finish_gradients().
   std::shared_ptr<void> made{};             ///< Point of the stream at which `values` were there.
 };

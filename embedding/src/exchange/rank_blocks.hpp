@@ -24,10 +24,16 @@ class RankBlocks {
     elements_ = device.block<Element>(begins_.back());
   }
 
+  /// Blocks in memory that exists. @param elements as many as `sizes` add up to
+  RankBlocks(Block<Element> elements, std::span<std::size_t const> sizes) : RankBlocks(sizes) {
+    elements_ = std::move(elements);
+  }
+
   [[nodiscard]] std::size_t num_ranks() const { return begins_.size() - 1; }
   [[nodiscard]] std::span<Element> operator[](std::size_t rank) const {
     return elements_.span.subspan(begins_[rank], begins_[rank + 1] - begins_[rank]);
   }
+  [[nodiscard]] Block<Element> const& all() const { return elements_; }
   /// The next `count` elements of the block of `rank`.
   [[nodiscard]] std::span<Element> take(std::size_t rank, std::size_t count) {
     return elements_.span.subspan(std::exchange(next_[rank], next_[rank] + count), count);

@@ -21,6 +21,21 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
                          Block<float> const& notes)
     : device_(device), num_notes_(notes.size()) {
   auto const num_ranks = static_cast<std::size_t>(exchanger.size());
+  auto const own = static_cast<std::size_t>(exchanger.rank());
+  for (auto const& table : tables) {
+    auto& received = received_.emplace_back();
+    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+      if (rank != own) num_sent_ += table.sent[rank] * table.width;
+      received.push_back(table.received[rank] * table.width);
+    }
+  }
+  if (is_in_place()) {  // The rows of one table lie in the order of a buffer already.
+    auto const& table = tables.front();
+    sends_ = std::make_unique<RankBlocks<float>>(table.values, block_sizes(tables, &SentRows::sent, num_ranks, 0));
+    receives_ = std::make_unique<RankBlocks<float>>(device, received_.front());
+    exchange_ = start_exchange(exchanger, *sends_, *receives_);
+    return;
+  }
   sends_ = std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::sent, num_ranks, num_notes_));
   receives_ =
       std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::received, num_ranks, num_notes_));
@@ -31,13 +46,10 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
   };
   for (auto const& table : tables) {
     std::size_t first = 0;
-    auto& received = received_.emplace_back();
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
       std::size_t const count = table.sent[rank] * table.width;
       append(rank, table.values.span.subspan(first, count));
       first += count;
-      if (static_cast<int>(rank) != exchanger.rank()) num_sent_ += count;
-      received.push_back(table.received[rank] * table.width);
     }
   }
   for (std::size_t rank = 0; rank < num_ranks; ++rank) append(rank, notes.span);
@@ -47,6 +59,10 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
 
 std::vector<Block<float>> RowExchange::finish() {
   exchange_->wait();
+  if (is_in_place()) {
+    sends_.reset();
+    return {receives_->all()};
+  }
   std::vector<Block<float>> result;
   std::vector<CopyPiece> pieces;
   auto const take = [&](std::size_t rank, std::span<float> to) {

@@ -40,6 +40,8 @@ class RowExchange {
   [[nodiscard]] std::size_t num_sent() const { return num_sent_; }
 
  private:
+  [[nodiscard]] bool is_in_place() const { return received_.size() == 1 && num_notes_ == 0; }
+
   BatchDevice& device_;
   std::vector<std::vector<std::size_t>> received_;  ///< (merged tables)(ranks) Floats.
   std::size_t num_notes_, num_sent_ = 0;

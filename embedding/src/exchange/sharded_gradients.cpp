@@ -54,6 +54,7 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
   auto result = std::make_unique<Gradients>();
   result->batch = batch.state_;
+  result->marks.resize(tables_.size());
   std::vector<float> are_there;
   std::vector<SentRows> rows;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -72,10 +73,14 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
       continue;
     }
     auto sums = reduce(lookup, merged, values, factor);
-    result->sent.push_back(values.empty() ? Block<float>{} : sums);
     if (is_alone()) {
       gradient.values = {.span = sums.span, .owner = sums.owner};
     } else {
+      auto& mark = result->marks[merged];
+      if (!values.empty()) {
+        mark = options_.device->block<float>(1);
+        options_.device->mark_finite(sums.span, mark.data());
+      }
       rows.push_back(
           {.values = std::move(sums), .width = widths_[merged], .sent = lookup.sent, .received = lookup.received});
     }
@@ -147,10 +152,14 @@ std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
     }
   }
   result->made = options_.device->record();
-  std::vector<Block<float>> sent = is_alone() ? std::vector<Block<float>>(tables_.size()) : std::move(result->sent);
+  auto marks = std::move(result->marks);
   pending_.push_back(std::move(result));
   scope.succeed();
-  return sent;
+  return marks;
+}
+
+bool ShardedTable::reads_gradients_later(Batch const& batch, std::size_t merged) const {
+  return batch.state_->lookups[merged].in_rows;
 }
 
 void ShardedTable::weight_gradients(Batch const& batch, std::size_t merged, std::span<float const> gradients,
@@ -241,18 +250,18 @@ ShardedTable::Sums ShardedTable::once_each(std::span<TableGradient* const> gradi
 }
 
 void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, float divisor) {
-  std::vector<float> const divisors(tables_.size(), divisor);
-  apply_gradients(number, rates, divisors);
+  std::vector<TableStep> const steps(tables_.size(), {.number = number, .rates = rates, .divisor = divisor});
+  apply_gradients(steps);
 }
 
-void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates, std::span<float const> divisors) {
-  base::expects(number > 0, "apply_gradients: steps count from 1");
-  base::expects(divisors.size() == tables_.size(), "apply_gradients: a divisor for each merged table");
-  for (float const divisor : divisors) {
-    base::expects(std::isfinite(divisor) && divisor != 0, "apply_gradients: the divisor is 0 or not finite");
+void ShardedTable::apply_gradients(std::span<TableStep const> steps) {
+  base::expects(steps.size() == tables_.size(), "apply_gradients: a step for each merged table");
+  for (auto const& step : steps) {
+    base::expects(step.number > 0, "apply_gradients: steps count from 1");
+    base::expects(std::isfinite(step.divisor) && step.divisor != 0, "apply_gradients: the divisor is 0 or not finite");
   }
   for (auto const& [table, merged] : merged_of_) {
-    base::expects(std::isfinite(rates.of(table)),
+    base::expects(std::isfinite(steps[merged].rates.of(table)),
                   "apply_gradients: the rate of table " + std::to_string(table) + " is not finite");
   }
   struct DropAtEnd {  // Also after an exception: a second call must not apply a gradient twice.
@@ -260,9 +269,7 @@ void ShardedTable::apply_gradients(std::uint64_t number, StepRates const& rates,
     ~DropAtEnd() { pending.clear(); }
   } const drop_at_end{pending_};
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    if (auto const gradients = pending(merged); !gradients.empty()) {
-      update(merged, gradients, number, rates, divisors[merged]);
-    }
+    if (auto const gradients = pending(merged); !gradients.empty()) update(merged, gradients, steps[merged]);
   }
 }
 
@@ -322,38 +329,37 @@ Block<RowId> ShardedTable::rows_to_update(TableGradient const& gradient, std::si
   return may_lack_row ? find(lookup.found().keys(), merged) : rows;
 }
 
-void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gradients, std::uint64_t number,
-                          StepRates const& rates, float divisor) {
+void ShardedTable::update(std::size_t merged, std::span<TableGradient* const> gradients, TableStep const& step) {
   Table& table = *tables_[merged];
   auto const& numbers = merged_[merged].tables;
-  double const rate = rates.of(numbers.front());
-  kernels::OptimizerStep const step{.learning_rate = rate, .number = number};
-  bool const has_one_rate = std::ranges::all_of(numbers, [&](auto each) { return rates.of(each) == rate; });
+  double const rate = step.rates.of(numbers.front());
+  kernels::OptimizerStep const of_rows{.learning_rate = rate, .number = step.number};
+  bool const has_one_rate = std::ranges::all_of(numbers, [&](auto each) { return step.rates.of(each) == rate; });
   auto& first = *gradients.front();
   auto const& lookup = *first.lookup;
   if (gradients.size() == 1 && !may_repeat() && has_one_rate && !first.sums) {
     Bags bags = first.bags();
     Block<float> const own{.span = lookup.in_rows ? lookup.inputs.weights.span : std::span<float>()};
-    auto const weights = scaled_weights(own, first.factor / divisor, lookup.found());
+    auto const weights = scaled_weights(own, first.factor / step.divisor, lookup.found());
     bags.weights = weights.span;
     auto const rows = rows_to_update(first, merged);
-    return table.update_bags(first.keys(), rows.span, lookup.found().csr(), bags, first.values.span, step);
+    return table.update_bags(first.keys(), rows.span, lookup.found().csr(), bags, first.values.span, of_rows);
   }
   auto const sums = once_each(gradients, merged);
-  if (divisor != 1) options_.device->divide(sums.values, divisor);
+  if (step.divisor != 1) options_.device->divide(sums.values, step.divisor);
   auto const rows = find(sums.of_keys.keys, merged);
-  if (has_one_rate) return table.update(sums.of_keys.keys, rows.span, sums.of_keys.values, step);
-  update_by_table(merged, sums.of_keys, rows.span, number, rates);
+  if (has_one_rate) return table.update(sums.of_keys.keys, rows.span, sums.of_keys.values, of_rows);
+  update_by_table(merged, sums.of_keys, rows.span, step);
 }
 
 // Tables of one merged table learn at different rates: one update for each, of its own keys.
 void ShardedTable::update_by_table(std::size_t merged, KeyValues const& sums, std::span<RowId const> rows,
-                                   std::uint64_t number, StepRates const& rates) {
+                                   TableStep const& step) {
   for (auto const table : merged_[merged].tables) {
     auto const of_table = options_.device->select_table(sums, rows, widths_[merged], table);
     if (of_table.ids.empty()) continue;
     tables_[merged]->update(of_table.keys(), of_table.rows.span, of_table.values.span,
-                            {.learning_rate = rates.of(table), .number = number});
+                            {.learning_rate = step.rates.of(table), .number = step.number});
   }
 }
 

@@ -92,6 +92,8 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
 }
 
 void ShardedTable::make_tables() {
+  base::expects(is_alone() || options_.device->is_host() || exchanger_->takes_device_memory(),
+                "the exchanger does not take the memory of a device, in which these tables are");
   for (std::size_t merged = 0; merged < merged_.size(); ++merged) {
     for (auto const number : merged_[merged].tables) {
       base::expects(merged_of_.emplace(number, merged).second,
@@ -297,16 +299,17 @@ Block<float> ShardedTable::gather(Batch const& batch, std::size_t merged) const 
   auto const& lookup = batch.state_->lookups[merged];
   if (lookup.in_rows && !batch.state_->options.keeps_embeddings) return {};
   auto const& found = lookup.found();
+  auto const rows = present_rows(lookup, merged);  // Another batch may have moved some since look_up().
   std::size_t const dim = widths_[merged];
   if (lookup.in_rows) {
     auto values = options_.device->block<float>(found.num_rows() * dim);
-    tables_[merged]->gather(found.keys(), lookup.rows.span, values.span);
+    tables_[merged]->gather(found.keys(), rows.span, values.span);
     if (lookup.masks_unknown) options_.device->mask_rows(lookup.rows.span, dim, values.span);
     return values;
   }
   auto values = options_.device->block<float>(found.inverse_indices.size() * dim);
   auto const weights = weights_of(lookup, {});
-  tables_[merged]->gather_bags(found.keys(), lookup.rows.span, found.inverse_indices.span, {.weights = weights.span},
+  tables_[merged]->gather_bags(found.keys(), rows.span, found.inverse_indices.span, {.weights = weights.span},
                                values.span);
   return values;
 }
@@ -358,6 +361,8 @@ std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) 
   return sum;
 }
 
+Block<float> const& ShardedTable::own_refused(Batch const& batch) const { return batch.state_->refused; }
+
 bool ShardedTable::are_rows_current(TableLookup const& lookup, std::size_t merged) const {
   return lookup.table == tables_[merged].get() && lookup.generation == tables_[merged]->generation();
 }
@@ -381,8 +386,7 @@ void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<floa
     return options_.device->expand(lookup.unique, lookup.inputs.bags(), widths_[merged], lookup.embeddings.span, out);
   }
   auto const rows = present_rows(lookup, merged);
-  if (!are_rows_current(lookup, merged)) {
-    base::expects(options_.device->is_host(), "expand: rows of a table were removed or moved after finish()");
+  if (!are_rows_current(lookup, merged) && options_.device->is_host()) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       base::expects(rows.span[i] != RowId::kNone || lookup.rows.span[i] == RowId::kNone,
                     "expand: rows of the batch were removed after finish()");

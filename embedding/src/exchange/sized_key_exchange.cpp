@@ -6,9 +6,9 @@
 // device knows these numbers, so both are copied to the host on a stream of its own. This is the only time in a lookup
 // that the host waits for the device. Then a second exchange carries the keys.
 //
-// Example: two merged tables, 2 ranks. Rank 0 has 3 and 2 keys for rank 1. It sends the numbers 3 2, and then a block
-// of
-//   10 words: the 3 keys of the first table and the 2 keys of the second.
+// Example: two merged tables, 2 ranks. Rank 0 has 3 and 2 keys for rank 1.
+//   It sends the numbers 3 2. Then it sends a block of 10 words: the 3 keys of the first table, and the 2 of the
+//   second.
 //
 // Format: sizes are 64-bit integers, (merged tables) for each rank. A key takes two words (batch_device.hpp).
 // Invariants: the sizes of a rank's own keys go through the exchange too, so all ranks make the same calls.

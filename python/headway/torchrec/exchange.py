@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges of a batch: key counts, keys, embeddings from owners, and gradients to owners.
+"""A batch of ids between TorchRec's calls: a lookup of ``headway::embedding::ShardedTable``, stage by stage.
 
-Idea: each exchange is one all-to-all for all merged tables. TorchRec's pipelines start and wait in different
-places, so each exchange is an awaitable or an autograd function that starts in one call and ends in another:
+Idea: TorchRec's pipelines start and wait in different places, so each stage of a lookup starts in one awaitable or
+autograd function and ends in another. embedding/src/exchange/sharded_table.cpp explains the lookup itself.
 
 ============ ======================================== ==================================
-exchange     starts in                                ends in
+stage        starts in                                ends in
 ============ ======================================== ==================================
-key counts   ``BatchMaker.make()``                    ``CountsAwaitable.wait()``
-keys         ``CountsAwaitable.wait()``               ``IdsAwaitable.wait()``
+key counts   ``IdDist.forward()``                     ``CountsAwaitable.wait()``
+keys         ``CountsAwaitable.wait()``               ``DynamicLookup.forward()``
 embeddings   ``SendEmbeddings.forward()``             ``ReceiveEmbeddings.forward()``
 gradients    ``ReceiveEmbeddings.backward()``         ``SendEmbeddings.backward()``, which updates the rows
 ============ ======================================== ==================================
@@ -16,12 +16,12 @@ gradients    ``ReceiveEmbeddings.backward()``         ``SendEmbeddings.backward(
 Example: rank 0 needs id 7, which rank 1 owns. Rank 1 sends e7 in ``SendEmbeddings.forward()``; rank 0 expands it to its
 bags in ``ReceiveEmbeddings.forward()``. Backward, rank 0 sends the sum of its gradients of 7. Rank 1 updates the row.
 
-Invariants: all ranks start all exchanges in the same order, even with nothing to send.
-Tensors that are being sent belong to the exchange until wait(). A token, an empty tensor between ``SendEmbeddings`` and
-``ReceiveEmbeddings``, makes autograd run their backward passes in the reverse order.
-Complexity: 3 all-to-alls forward and 1 backward; 16 bytes per unique key, and D float32 per unique key each way.
+Invariants: all ranks start all stages in the same order, even with nothing to send. A token, an empty tensor between
+``SendEmbeddings`` and ``ReceiveEmbeddings``, makes autograd run their backward passes in the reverse order.
+Each backward pass is one update of each table. The memory of a batch outlives all streams that used it.
+Complexity: 3 all-to-alls forward and 1 backward.
 
-G merged tables, R ranks, U unique keys of this rank, V keys that it was asked for, D columns.
+G merged tables, B bags, D columns.
 """
 
 from __future__ import annotations
@@ -30,47 +30,52 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.types import Awaitable, NoWait
 
-from headway._embedding import all_to_all_arguments, by_table
-from headway.torchrec.batch import Batch, RequestedKeys
+from headway._embedding import LookupBatch, TableLookup
+from headway.torchrec.kernel import TableKernel
 
 
-class RowExchange:
-    """All-to-all of the rows of all merged tables. Call ``start()``, then ``wait()``; an object may be reused.
+class Batch:
+    """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated."""
 
-    On CUDA neither call waits for the device.
+    def __init__(self, lookup: TableLookup, begun: LookupBatch, kernels: Sequence[TableKernel]) -> None:
+        self.lookup, self.begun, self.kernels = lookup, begun, kernels
+
+    def take_embeddings(self) -> tuple[torch.Tensor, ...]:
+        """Returns the embeddings of each output, (B, D)."""
+        return tuple(self.lookup.take_embeddings(self.begun))
+
+    def start_gradients(self, gradients: Sequence[torch.Tensor], *, scale: float = 1.0) -> None:
+        self.lookup.start_gradients(self.begun, gradients, factor=scale)
+
+    def update(self) -> None:
+        """Updates the rows of this rank by the gradients of all ranks."""
+        for kernel in self.kernels:
+            kernel.updates += 1
+        self.lookup.update(
+            self.begun,
+            steps=[kernel.updates for kernel in self.kernels],
+            rates=[kernel.learning_rate for kernel in self.kernels],
+        )
+        for kernel in self.kernels:
+            kernel.begin_step()
+
+
+class RequestedKeys(KeyedJaggedTensor):  # type: ignore[misc]
+    """The keys that all ranks ask this rank for. To TorchRec it is a ``KeyedJaggedTensor`` without ids.
 
     Args:
-        widths_G: columns of the rows of each merged table.
-        group: the ranks, at least two. All of them make their exchanges in the same order.
+        batch: this rank's own batch, which has the keys.
+        nothing: (G,) int64 zeros, the lengths of the empty ``KeyedJaggedTensor``.
     """
 
-    def __init__(self, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
-        self.widths_G = list(widths_G)
-        self.num_ranks = group.size()
-        self._group = group
-        self._work: dist.Work | None = None
-        self._tensors: list[torch.Tensor] = []  # Receive and send buffer between start() and wait().
-        self._received_GR = torch.empty(0, dtype=torch.int64)
-
-    def start(self, rows_G: Sequence[torch.Tensor], sent_GR: torch.Tensor, received_GR: torch.Tensor) -> None:
-        """Starts sending ``rows_G``, which are sorted by destination; the counts are (G, R) int64 on the CPU, rows."""
-        arguments = all_to_all_arguments(rows_G, sent_GR, received_GR)
-        self._tensors, self._received_GR = list(arguments[:2]), received_GR
-        self._work = dist.all_to_all_single(*arguments, group=self._group, async_op=True)
-
-    def wait(self) -> list[torch.Tensor]:
-        """Returns the received rows of each merged table, rank by rank."""
-        assert self._work is not None, "start() comes first"
-        self._work.wait()
-        (received, sent), self._tensors, self._work = self._tensors, [], None
-        if received.is_cuda:
-            stream = torch.cuda.current_stream(received.device)
-            received.record_stream(stream)  # The results may be views of it.
-            sent.record_stream(stream)  # wait() may run on another stream than start(), and orders only that one.
-        return by_table(received, self._received_GR, self.widths_G)
+    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
+        sizes = [0] * len(batch.kernels)
+        names = [f"group_{index}" for index in range(len(sizes))]
+        super().__init__(names, nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
+        self.batch = batch
 
 
 class NestedAwaitable(Awaitable):  # type: ignore[misc]
@@ -83,58 +88,30 @@ class NestedAwaitable(Awaitable):  # type: ignore[misc]
         return result
 
 
-# Ids
+class ReadyAwaitable(NestedAwaitable, NoWait):  # type: ignore[misc]
+    """``NoWait`` without a profiler range of its own."""
 
 
 class CountsAwaitable(NestedAwaitable):
-    """Waits for the key counts of a batch, starts the exchange of keys, and returns its ``IdsAwaitable``.
+    """Waits for the key counts of a batch, starts the exchange of keys, and returns an awaitable of ``RequestedKeys``.
 
     It replaces the awaitable of TorchRec's ``KJTAllToAll``, whose host must know the counts to send when it starts.
     """
 
-    def __init__(self, batch: Batch, group: dist.ProcessGroup, nothing: torch.Tensor) -> None:
+    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
         super().__init__()
-        self.batch, self._group, self._nothing = batch, group, nothing
+        self.batch, self._nothing = batch, nothing
 
-    def _wait_impl(self) -> IdsAwaitable:
-        batch = self.batch
-        batch.take_counts()
-        exchange = RowExchange([2] * len(batch.table_batches), self._group)
-        exchange.start(batch.messages(), batch.sent_GR, batch.received_GR)
-        return IdsAwaitable(batch, exchange, self._nothing)
-
-
-class IdsAwaitable(NestedAwaitable):
-    """Waits for the keys that this rank is asked for, and returns ``RequestedKeys``, the input of ``DynamicLookup``."""
-
-    def __init__(self, batch: Batch, exchange: RowExchange, nothing: torch.Tensor) -> None:
-        super().__init__()
-        self._batch, self._exchange, self._nothing = batch, exchange, nothing
-
-    def _wait_impl(self) -> RequestedKeys:
-        return RequestedKeys(self._batch, self._exchange.wait(), self._nothing)
-
-
-class ReadyAwaitable(NestedAwaitable, NoWait):  # type: ignore[misc]
-    """``NoWait`` without a profiler range of its own."""
+    def _wait_impl(self) -> ReadyAwaitable:
+        self.batch.lookup.start_keys(self.batch.begun)
+        return ReadyAwaitable(RequestedKeys(self.batch, self._nothing))
 
 
 class LocalKeysAwaitable(ReadyAwaitable):
     """Counterpart of ``CountsAwaitable`` with one rank, where no exchange is needed."""
 
     def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
-        super().__init__(ReadyAwaitable(RequestedKeys(batch, None, nothing)))
-        self.batch = batch
-
-
-# Embeddings and gradients
-
-
-class EmbeddingExchange(RowExchange):
-    """Exchanges of embeddings and gradients of one batch, after the exchange of its ids."""
-
-    def __init__(self, batch: Batch, widths_G: Sequence[int], group: dist.ProcessGroup) -> None:
-        super().__init__(widths_G, group)
+        super().__init__(ReadyAwaitable(RequestedKeys(batch, nothing)))
         self.batch = batch
 
 
@@ -145,20 +122,15 @@ class SendEmbeddings(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, exchange: EmbeddingExchange) -> torch.Tensor:
-        ctx.exchange = exchange
-        batch = exchange.batch
-        exchange.start(
-            [table_batch.found().expand() for table_batch in batch.table_batches], batch.received_GR, batch.sent_GR
-        )
+    def forward(ctx: Any, token: torch.Tensor, batch: Batch) -> torch.Tensor:
+        ctx.batch = batch
+        batch.lookup.start_embeddings(batch.begun)
         return token.new_empty(0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, token: torch.Tensor) -> tuple[None, None]:
-        exchange: EmbeddingExchange = ctx.exchange
-        for table_batch, gradients_VD in zip(exchange.batch.table_batches, exchange.wait(), strict=True):
-            table_batch.found().apply_gradients(gradients_VD)
+        ctx.batch.update()
         return None, None
 
 
@@ -169,26 +141,31 @@ class ReceiveEmbeddings(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, exchange: EmbeddingExchange, scale: float) -> tuple[torch.Tensor, ...]:
-        ctx.exchange, ctx.scale = exchange, scale
-        batch = exchange.batch
-        return tuple(
-            embeddings_BD
-            for index, embeddings_UD in enumerate(exchange.wait())
-            for embeddings_BD in batch.table_batches[index].split(batch.expand(index, embeddings_UD))
-        )
+    def forward(ctx: Any, token: torch.Tensor, batch: Batch, scale: float) -> tuple[torch.Tensor, ...]:
+        ctx.batch, ctx.scale = batch, scale
+        return batch.take_embeddings()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        exchange: EmbeddingExchange = ctx.exchange
-        batch = exchange.batch
-        sums_G = [
-            batch.reduce(index, gradients_BD, scale=ctx.scale)
-            for index, gradients_BD in enumerate(batch.join(gradients))
-        ]
-        exchange.start(sums_G, batch.sent_GR, batch.received_GR)
+        ctx.batch.start_gradients(gradients, scale=ctx.scale)
         return gradients[0].new_empty(0), None, None
+
+
+class ExpandRows(torch.autograd.Function):
+    """Both sides in one with one rank, where nothing is sent. Returns (B, D) for each output of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, ...]:
+        ctx.batch = batch
+        return batch.take_embeddings()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        ctx.batch.start_gradients(gradients)
+        ctx.batch.update()
+        return None, None
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

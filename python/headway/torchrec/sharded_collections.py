@@ -21,7 +21,7 @@ from headway.embedding import NoRoomError
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import merge_tables
 from headway.embedding.state_records import add_records, take_records
-from headway.torchrec.exchange import CountsAwaitable, LocalKeysAwaitable
+from headway.torchrec.exchange import Batch, CountsAwaitable, LocalKeysAwaitable
 from headway.torchrec.feature_order import FeatureOrder
 from headway.torchrec.kernel import MEMBER, TableKernel
 from headway.torchrec.sequences import SequencesAwaitable
@@ -105,11 +105,13 @@ class _DynamicCollection:
         infos = super().create_grouped_sharding_infos(module, *others)  # type: ignore[misc]
         return resolve_settings(module, infos)
 
+    def _dynamic_lookups(self) -> Iterator[DynamicLookup]:
+        return (lookup for lookup in self._lookups if isinstance(lookup, DynamicLookup))
+
     def kernels(self) -> Iterator[TableKernel]:
         """The kernels of this rank, one for each merged dynamic table."""
-        for lookup in self._lookups:
-            if isinstance(lookup, DynamicLookup):
-                yield from lookup._emb_modules
+        for lookup in self._dynamic_lookups():
+            yield from lookup.kernels
 
     @functools.cached_property
     def _feature_order(self) -> FeatureOrder:
@@ -135,6 +137,8 @@ class _DynamicCollection:
     def input_dist(self, ctx: Any, features: Any) -> KJTListSplitsAwaitable:
         """Sorts the features, starts the exchange of ids, and puts the batches of dynamic tables into the context."""
         ordered = self._feature_order.apply(features)
+        for lookup in self._dynamic_lookups():
+            lookup.counts_refused = self.strict
         awaitable: KJTListSplitsAwaitable = super().input_dist(ctx, ordered)  # type: ignore[misc]
         for sharding_ctx, of_ids in zip(ctx.sharding_contexts, awaitable.awaitables, strict=True):
             if isinstance(of_ids, CountsAwaitable | LocalKeysAwaitable):
@@ -144,12 +148,13 @@ class _DynamicCollection:
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> Awaitable:
         awaitable = super().compute_and_output_dist(ctx, input)  # type: ignore[misc]
         if self.strict:
-            self._expect_room()
+            batches = [each.batch for each in ctx.sharding_contexts if hasattr(each, "batch")]
+            self._expect_room(batches)
         return awaitable
 
-    def _expect_room(self) -> None:
+    def _expect_room(self, batches: Sequence[Batch]) -> None:
         """Raises NoRoomError on all ranks if a key got no row. Embeddings are being sent already, so no rank hangs."""
-        own = torch.stack([kernel.refused() for kernel in self.kernels()]).sum()
+        own = torch.stack([batch.lookup.own_refused(batch.begun) for batch in batches]).sum()
         refused_R = own.new_empty(self._env.world_size)
         dist.all_gather_into_tensor(refused_R, own.view(1), group=self._env.process_group)
         refused = int(refused_R.sum())
@@ -188,6 +193,8 @@ class _DynamicCollection:
         made = [(kernel, kernel.shard_of(records)) for kernel, records in zip(kernels, read, strict=True) if records]
         for kernel, shard in made:
             kernel.replace_by(shard)
+        for lookup in self._dynamic_lookups():
+            lookup.replace_tables()
 
 
 class DynamicEmbeddingCollection(_DynamicCollection, ShardedEmbeddingCollection):  # type: ignore[misc]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +18,40 @@ from torchrec.distributed.sharding.rw_sharding import BaseRwEmbeddingSharding
 from torchrec.distributed.types import Awaitable, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 
-from headway._embedding import ThreadPool
+from headway._embedding import TableLookup, ThreadPool
+from headway.embedding.collection import is_recomputation
 from headway.embedding.config import Pooling
-from headway.embedding.devices import resolve_device
-from headway.torchrec.batch import BatchMaker, MergedFeatures, RequestedKeys
+from headway.embedding.devices import place_name, resolve_device
+from headway.embedding.merging import table_id_of
 from headway.torchrec.exchange import (
+    Batch,
     CountsAwaitable,
-    EmbeddingExchange,
+    ExpandRows,
     LocalKeysAwaitable,
     NestedAwaitable,
     ReadyAwaitable,
     ReceiveEmbeddings,
+    RequestedKeys,
     SendEmbeddings,
     join,
 )
 from headway.torchrec.kernel import TableKernel
-from headway.torchrec.local_lookup import ExpandRows
 
 _POOLING: dict[Any, Pooling] = {PoolingType.SUM: "sum", PoolingType.MEAN: "mean", PoolingType.NONE: None}
+
+
+@dataclass(frozen=True)
+class MergedFeatures:
+    """The features of one merged table (TorchRec: ``GroupedEmbeddingConfig``), in TorchRec's order."""
+
+    tables: tuple[str, ...]  #: Table of each of the F features.
+    dim: int
+    pooling: Pooling
+    weighted: bool
+
+    @property
+    def num_features(self) -> int:
+        return len(self.tables)
 
 
 def merged_features(config: GroupedEmbeddingConfig) -> MergedFeatures:
@@ -53,15 +70,19 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
         self._place = resolve_device(device)
         self._thread_pool = ThreadPool(torch.get_num_threads() if self._place.type == "cpu" else 1)
 
+        self._lookup: DynamicLookup | None = None
+
     def create_input_dist(self, device: torch.device | None = None) -> IdDist:
-        return IdDist(self._pg, self._features(), self._thread_pool, self._place)
+        assert self._lookup is not None, "TorchRec makes the exchange of ids for the first batch, after the lookup"
+        return IdDist(self._lookup, self._features(), self._place)
 
     def create_lookup(
         self, device: torch.device | None = None, fused_params: Any = None, feature_processor: Any = None
     ) -> DynamicLookup:
-        return DynamicLookup(
+        self._lookup = DynamicLookup(
             self._grouped_embedding_configs, self._thread_pool, pg=self._pg, device=self._place, env=self._env
         )
+        return self._lookup
 
     def create_output_dist(self, device: torch.device | None = None) -> EmbeddingDist:
         return EmbeddingDist(self._pg, self._features())
@@ -76,35 +97,90 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
     It has no ``_dist`` attribute: pipelines would replace the ``forward`` of that. They use what this one returns.
     """
 
-    def __init__(
-        self, pg: dist.ProcessGroup, features_of: list[MergedFeatures], thread_pool: ThreadPool, device: torch.device
-    ) -> None:
+    def __init__(self, lookup: DynamicLookup, features_of: list[MergedFeatures], device: torch.device) -> None:
         super().__init__()
-        self._pg = pg
-        self._maker = BatchMaker(features_of, pg, thread_pool, device)
+        self._lookup = [lookup]  # In a list, so that it is not a submodule of two modules.
+        self._features_of, self._device = features_of, device
         self._nothing = torch.zeros(len(features_of), dtype=torch.int64, device=device)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | LocalKeysAwaitable:
-        batch = self._maker.make(sparse_features)
-        if self._pg.size() == 1:
-            return LocalKeysAwaitable(batch, self._nothing)
-        return CountsAwaitable(batch, self._pg, self._nothing)
+        """Starts the lookup of a batch.
+
+        It does not wait for the device if the features already know their ``length_per_key()``.
+
+        Raises:
+            ValueError: ids are not int64 or int32, are on another device, or weights are missing.
+        """
+        ids = sparse_features.values()
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be int64 or int32, not {ids.dtype}")
+        if ids.device != self._device:
+            raise ValueError(f"ids must be on {place_name(self._device)}, not on {place_name(ids.device)}")
+        lookup = self._lookup[0]
+        begun = lookup.tables.begin(
+            ids.split_with_sizes(sparse_features.length_per_key()),
+            sparse_features.lengths().split_with_sizes(sparse_features.stride_per_key()),
+            self._weights_of(sparse_features),
+            inserts=True,
+            evaluates=False,
+            counts_refused=lookup.counts_refused,
+        )
+        batch = Batch(lookup.tables, begun, lookup.kernels)
+        return (LocalKeysAwaitable if lookup.num_ranks == 1 else CountsAwaitable)(batch, self._nothing)
+
+    def _weights_of(self, features: KeyedJaggedTensor) -> Sequence[torch.Tensor | None]:
+        """Returns the per-id weights of each feature."""
+        if not any(merged.weighted for merged in self._features_of):
+            return [None] * sum(merged.num_features for merged in self._features_of)
+        weights = features.weights_or_none()
+        if weights is None:
+            raise ValueError("the collection is weighted, but its input has no weights")
+        weights_F: Sequence[torch.Tensor] = weights.detach().split_with_sizes(features.length_per_key())
+        return weights_F
 
 
 class DynamicLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
-    """One kernel per merged table. Kernels find rows; ``EmbeddingDist`` reads the embeddings from them."""
+    """One kernel per merged table, and the lookup in all of them."""
+
+    counts_refused = False  #: Count the keys that get no row, for ``strict``.
 
     def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], thread_pool: ThreadPool, **others: Any) -> None:
         self._thread_pool = thread_pool  # Set first: TorchRec's constructor makes the kernels.
         super().__init__(grouped_configs, **others)
         # A plain tensor, not a parameter of the model.
         self._token = torch.zeros(0, device=others["device"], requires_grad=True)
+        group: dist.ProcessGroup = others["pg"]
+        self.num_ranks = group.size()
+        features_of = [merged_features(config) for config in grouped_configs]
+        self.tables = TableLookup(
+            tables=[kernel.table for kernel in self.kernels],
+            table_ids=[[table_id_of(table.name) for table in kernel.merged.tables] for kernel in self.kernels],
+            hides_unknown=[False] * len(features_of),
+            names=[f"{index} of table {table}" for each in features_of for index, table in enumerate(each.tables)],
+            feature_tables=[table_id_of(table) for each in features_of for table in each.tables],
+            poolings=[each.pooling for each in features_of for _ in each.tables],
+            group=group if self.num_ranks > 1 else None,
+            dedup="both",
+            thread_pool=thread_pool,
+            device=others["device"],
+            by_feature=features_of[0].pooling is None,
+        )
+
+    @property
+    def kernels(self) -> Sequence[TableKernel]:
+        kernels: Sequence[TableKernel] = self._emb_modules
+        return kernels
+
+    def replace_tables(self) -> None:
+        """Called after the kernels have got new tables."""
+        self.tables.replace_tables([kernel.table for kernel in self.kernels])
 
     def forward(self, sparse_features: RequestedKeys) -> torch.Tensor:
-        """Looks up the keys of all merged tables for the batch. Returns an empty token for autograd."""
-        table_batches = sparse_features.batch.table_batches
-        for kernel, table_batch, unique in zip(self._emb_modules, table_batches, sparse_features.unique(), strict=True):
-            table_batch.lookup = kernel(unique)
+        """Finds the rows of all keys for the batch. Returns an empty token for autograd.
+
+        Inserts and counts only in training, and not when a checkpoint recomputes.
+        """
+        self.tables.look_up(sparse_features.batch.begun, inserts=self.training and not is_recomputation())
         return self._token
 
     def _create_embedding_kernel(
@@ -128,24 +204,28 @@ class EmbeddingDist(BaseEmbeddingDist):  # type: ignore[misc]
         if self._pg.size() == 1:
             outputs = ExpandRows.apply(local_embs, batch)
             return ReadyAwaitable(_arrange(outputs, self._features_of, varying=varying))
-        exchange = EmbeddingExchange(batch, [each.dim for each in self._features_of], self._pg)
-        token = SendEmbeddings.apply(local_embs, exchange)
-        return _FeatureEmbeddings(token, exchange, self._features_of, varying)
+        token = SendEmbeddings.apply(local_embs, batch)
+        return _FeatureEmbeddings(token, batch, self._pg.size(), self._features_of, varying)
 
 
 class _FeatureEmbeddings(NestedAwaitable):
     """Awaits the embeddings of a batch that other ranks send."""
 
     def __init__(
-        self, token: torch.Tensor, exchange: EmbeddingExchange, features_of: list[MergedFeatures], varying: bool
+        self,
+        token: torch.Tensor,
+        batch: Batch,
+        num_ranks: int,
+        features_of: list[MergedFeatures],
+        varying: bool,
     ) -> None:
         super().__init__()
-        self._token, self._exchange, self._features_of, self._varying = token, exchange, features_of, varying
+        self._token, self._batch, self._num_ranks = token, batch, num_ranks
+        self._features_of, self._varying = features_of, varying
 
     def _wait_impl(self) -> Sequence[torch.Tensor] | torch.Tensor:
-        divide = comm_ops.get_gradient_division()
-        scale = 1.0 / self._exchange.num_ranks if divide else 1.0
-        outputs = ReceiveEmbeddings.apply(self._token, self._exchange, scale)
+        scale = 1.0 / self._num_ranks if comm_ops.get_gradient_division() else 1.0
+        outputs = ReceiveEmbeddings.apply(self._token, self._batch, scale)
         return _arrange(outputs, self._features_of, varying=self._varying)
 
 

@@ -174,3 +174,11 @@ def test_weights_of_a_keyed_jagged_tensor_get_theirs() -> None:
     for name, gradient in zip(POOLING, found.split([len(batch[name][0]) for name in POOLING]), strict=True):
         if name in expected:
             torch.testing.assert_close(gradient, expected[name], rtol=0, atol=0)
+
+
+def test_second_derivatives_are_an_error() -> None:
+    tables, batch = make_tables(), weighted_batch(6)
+    weights = batch["tags"][2]
+    (first,) = torch.autograd.grad(real_loss(tables(batch)).square(), [weights], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        first.sum().backward()

@@ -31,7 +31,7 @@ from dynamic_models import (
     train_sharded,
     vectors_of,
 )
-from headway._embedding import Keys, from_unique
+from headway._embedding import LookupBatch
 from headway.embedding import Adam, Eviction, NoRoomError, Sgd
 from headway.torchrec import DynamicTable
 from rank_processes import BACKENDS, run_ranks
@@ -173,20 +173,43 @@ def test_gradients_find_rows_that_have_moved(size: int) -> None:
 
 def read_late(rank: int) -> None:
     """Moves rows, and reuses their places, between a lookup and the reading of its embeddings."""
-    parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=2)
-    (kernel,) = sharded_collection(parallel).kernels()
-    early, others = (from_unique(Keys(torch.arange(first, first + 100), table=0)) for first in (0, 100))
-    lookup = kernel(early)
-    before_WD = lookup.expand()
-    kernel.table.begin_step(2, 1)
-    kernel(early)
-    kernel(others)
-    assert kernel.table.statistics()["promoted"] == 100
-    assert torch.equal(lookup.expand(), before_WD)
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=20)
+    (sharded,) = sharded_collection(parallel)._dynamic_lookups()
+    (kernel,), lookup = sharded.kernels, sharded.tables
+    num_features = len(FEATURES)
+
+    def look_up(first: int) -> LookupBatch:
+        ids, lengths = torch.arange(first, first + 100), torch.tensor([100])
+        begun = lookup.begin(
+            [ids] * num_features,
+            [lengths] * num_features,
+            [None] * num_features,
+            inserts=True,
+            evaluates=False,
+            counts_refused=False,
+        )
+        lookup.start_keys(begun)
+        lookup.look_up(begun, inserts=True)
+        return begun
+
+    def embeddings_of(begun: LookupBatch) -> torch.Tensor:
+        lookup.start_embeddings(begun)
+        return torch.cat(lookup.take_embeddings(begun))
+
+    early, late = look_up(0), look_up(0)
+    before = embeddings_of(early)
+    for step in range(2, 22):
+        kernel.table.begin_step(step, 1)
+        moving, others = look_up(0), look_up(100)
+    assert kernel.table.statistics()["promoted"] > 0
+    torch.testing.assert_close(embeddings_of(late), before, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(embeddings_of(moving), before, rtol=0.01, atol=0.01)
+    assert not torch.allclose(embeddings_of(others), before, rtol=0.1, atol=0.1)
 
 
-def test_vectors_are_read_from_rows_that_have_moved() -> None:
-    run_ranks(read_late, 1)
+@pytest.mark.parametrize("size", SIZES)
+def test_vectors_are_read_from_rows_that_have_moved(size: int) -> None:
+    run_ranks(read_late, size)
 
 
 def overflow(rank: int) -> tuple[int, bool]:

@@ -191,6 +191,8 @@ class BatchDevice {
   virtual void divide(std::span<float> values, float divisor) = 0;
   /// values *= *factor, which is in the memory of the device.
   virtual void scale_by(std::span<float> values, float const* factor) = 0;
+  /// *mark = 1 if all values are finite, or else NaN.
+  virtual void mark_finite(std::span<float const> values, float* mark) = 0;
   /// *sum += squares of the values of the known keys, in float64.
   virtual void add_squares(KeyValues const& values, std::size_t dim, double* sum) = 0;
   /// Sets all bytes to 0.

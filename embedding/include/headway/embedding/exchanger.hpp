@@ -33,6 +33,8 @@ class Exchanger {
   virtual ~Exchanger() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
+  /// Are blocks in the memory of a CUDA device allowed?
+  [[nodiscard]] virtual bool takes_device_memory() const { return false; }
   /// Does start() take `received_bytes`? If not, send() and receive() are not called either.
   [[nodiscard]] virtual bool takes_capacities() const = 0;
   /// Starts to send sends[r] to rank r and to receive receives[r] from it. Does not wait. The blocks belong to the

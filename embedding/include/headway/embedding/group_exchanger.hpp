@@ -10,7 +10,7 @@
 
 namespace headway::embedding {
 
-/// Exchanges over a channel of a comm::Group. Programs that use it link headway::comm beside headway::embedding.
+/// Exchanges over a channel of a comm::Group, of blocks in host memory. Programs that use it link headway::comm beside headway::embedding.
 class GroupExchanger final : public Exchanger {
  public:
   /// @param group must outlive the exchanger

@@ -80,6 +80,13 @@ struct StepRates {
   }
 };
 
+/// One optimizer step of a merged table.
+struct TableStep {
+  std::uint64_t number = 0;  ///< From 1; used by the bias correction of Adam.
+  StepRates rates{};
+  float divisor = 1;  ///< Divides the gradients.
+};
+
 /// Dynamic embedding tables whose rows are spread over ranks, and lookups in them, in host memory or that of a CUDA
 /// device. sharded_table.cpp explains the steps.
 ///
@@ -133,11 +140,15 @@ class ShardedTable {
   /// sum or mean of each list, or one embedding per id. One rank that reads rows without a copy sees what they have
   /// learned since finish(); with several ranks the embeddings are those of finish().
   /// @param out (bags of the merged table, dim)
-  /// @throws base::UsageError if the batch is not finished, or its rows were removed meanwhile
+  /// @throws base::UsageError if the batch is not finished, or (in host memory) its rows were removed meanwhile. On a
+  ///   CUDA device a key whose row was removed gives its initial embedding
   void expand(Batch const& batch, std::size_t merged, std::span<float> out);
   /// Keys of a merged table that got no row on any rank, since their owner's part is full. Counted in finish() with
   /// LookupMode::kInsert; the same on all ranks.
   [[nodiscard]] std::uint64_t num_refused(Batch const& batch, std::size_t merged) const;
+  /// The same of this rank alone, from look_up() to start_embeddings(); with one rank also afterwards. (merged tables)
+  /// in the memory of the device, empty if they are not counted.
+  [[nodiscard]] Block<float> const& own_refused(Batch const& batch) const;
 
   /// A lookup that has not begun to look up will insert and count nothing.
   void read_only(Batch& batch);
@@ -159,8 +170,11 @@ class ShardedTable {
   void return_gradients(Batch& batch, std::span<std::span<float const> const> gradients);
   /// The two halves of return_gradients(). The first does not wait.
   void start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor = 1);
-  /// @returns for each merged table (U, dim) the sums that this rank has sent; empty if it had none, or is alone
+  /// @returns for each merged table (1) in the memory of the device: 1 if all sums that this rank has sent are finite,
+  ///   or else NaN; empty if it had none, or is alone
   std::vector<Block<float>> finish_gradients(Batch& batch);
+  /// Does finish_gradients() leave the gradients of a merged table in the caller's memory, to add them later?
+  [[nodiscard]] bool reads_gradients_later(Batch const& batch, std::size_t merged) const;
   /// The gradient of the weight of each id of a merged table: the dot product of its embedding and the gradient of its
   /// list, which for kMean is divided by the number of ids.
   /// Host memory only.
@@ -175,8 +189,8 @@ class ShardedTable {
   /// @param number of the step, from 1; used by the bias correction of Adam
   /// @param divisor of the gradients, for example the number of ranks
   void apply_gradients(std::uint64_t number, StepRates const& rates, float divisor = 1);
-  /// The same with a divisor for each merged table.
-  void apply_gradients(std::uint64_t number, StepRates const& rates, std::span<float const> divisors);
+  /// The same with a step for each merged table.
+  void apply_gradients(std::span<TableStep const> steps);
   void drop_gradients();
   /// Has this rank gradients that apply_gradients() would apply?
   [[nodiscard]] bool has_gradients(std::size_t merged) const;
@@ -234,10 +248,8 @@ class ShardedTable {
   /// Rows of the batch's unique keys in the table as it is now.
   [[nodiscard]] Block<RowId> present_rows(TableLookup const& lookup, std::size_t merged) const;
   [[nodiscard]] Block<RowId> find(Keys const& keys, std::size_t merged) const;
-  void update(std::size_t merged, std::span<TableGradient* const> gradients, std::uint64_t number,
-              StepRates const& rates, float divisor);
-  void update_by_table(std::size_t merged, KeyValues const& sums, std::span<RowId const> rows, std::uint64_t number,
-                       StepRates const& rates);
+  void update(std::size_t merged, std::span<TableGradient* const> gradients, TableStep const& step);
+  void update_by_table(std::size_t merged, KeyValues const& sums, std::span<RowId const> rows, TableStep const& step);
   /// (U, dim) Sums of the gradients of bags, times `factor`; zeros if there are none.
   [[nodiscard]] Block<float> reduce(TableLookup const& lookup, std::size_t merged, Block<float const> const& values,
                                     float factor) const;

@@ -31,6 +31,8 @@ void mask_weights_async(std::span<RowId const> rows, std::span<std::uint32_t con
 void mask_rows_async(std::span<RowId const> rows, std::size_t dim, float* values, cudaStream_t stream);
 void fill_async(std::span<float> values, float value, cudaStream_t stream);
 void scale_async(std::span<float> values, float factor, cudaStream_t stream);
+/// *mark = 1, or NaN if a value is not finite.
+void mark_finite_async(std::span<float const> values, float* mark, cudaStream_t stream);
 /// values *= *factor. @param factor device memory, outside of `values`
 void scale_by_async(std::span<float> values, float const* factor, cudaStream_t stream);
 

@@ -230,6 +230,11 @@ class CudaBatchDevice final : public BatchDevice {
     scale_by_async(values, factor, place_.stream());
   }
 
+  void mark_finite(std::span<float const> values, float* mark) override {
+    base::DeviceScope const scope(place_.device);
+    mark_finite_async(values, mark, place_.stream());
+  }
+
   void add_squares(KeyValues const& values, std::size_t dim, double* sum) override {
     expect_complete(values, dim);
     base::DeviceScope const scope(place_.device);

@@ -125,6 +125,16 @@ void fill_async(std::span<float> values, float value, cudaStream_t stream) {
   change_values_async(values, Fill{value}, stream, "Fill");
 }
 
+void mark_finite_async(std::span<float const> values, float* mark, cudaStream_t stream) {
+  fill_async({mark, 1}, 1, stream);
+  for_each_async(
+      values.size(),
+      [values = values.data(), mark] __device__(std::uint64_t i) {
+        if (!isfinite(values[i])) *mark = __int_as_float(0x7fffffff);  // All threads that write write the same NaN.
+      },
+      stream, "mark finite");
+}
+
 void scale_async(std::span<float> values, float factor, cudaStream_t stream) {
   change_values_async(values, Scale{{.value = factor, .on_device = nullptr}}, stream, "Scale");
 }

@@ -11,32 +11,20 @@
 
 namespace headway::embedding {
 
-/// The concatenated features of a batch, as tensors.
-struct JoinedTensors {
-  KeyTensors keys;
-  std::optional<at::Tensor> offsets;   ///< (bags + 1,) int64, or none if each id is a bag.
-  std::optional<at::Tensor> weights;   ///< (K,) float32, or none if all are 1.
-  std::vector<std::int64_t> num_bags;  ///< Bags per feature.
-};
-
-/// Concatenates jagged features that are looked up in the same (merged) table.
-class FeatureJoiner {
+/// Checks the tensors of jagged features.
+class FeatureTensors {
  public:
   /// All vectors have one element per feature.
   /// @param tables table of each feature (Key::table)
-  FeatureJoiner(std::vector<std::string> names, std::vector<std::uint32_t> tables, std::vector<Pooling> poolings,
-                at::Device device);
+  FeatureTensors(std::vector<std::string> names, std::vector<std::uint32_t> tables, std::vector<Pooling> poolings,
+                 at::Device device);
 
-  /// Concatenates the features of a batch. On CUDA it is stream-ordered and never waits.
+  /// The features of a batch, as views of tensors.
   /// @param ids one tensor (K,) per feature, int64 or int32
   /// @param lengths one tensor (B,) per feature, int64 or int32: ids per list
   /// @param weights one tensor (K,) per feature, or none
-  /// @throws base::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
-  [[nodiscard]] JoinedTensors join(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
-                                   std::vector<std::optional<at::Tensor>> const& weights) const;
-
-  /// The features of a batch, checked as join() does.
   /// @param held gets the tensors that the features view
+  /// @throws base::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
   [[nodiscard]] std::vector<Feature> features(std::vector<at::Tensor> const& ids,
                                               std::vector<at::Tensor> const& lengths,
                                               std::vector<std::optional<at::Tensor>> const& weights,

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The host's BatchDevice: keys keep all bits on their way, and arrays of several lookups are put together in order.
+
+#include "headway/embedding/batch_device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace headway::embedding {
+namespace {
+
+class HostBatchDeviceTest : public testing::Test {
+ protected:
+  std::shared_ptr<BatchDevice> device_ = make_host_batch_device();
+};
+
+TEST_F(HostBatchDeviceTest, KeysAreDecodedAsTheyWereEncoded) {
+  std::mt19937_64 random(5);
+  for (std::size_t const count : {0, 1, 2, 50}) {
+    std::vector<std::uint64_t> ids(count), words(2 * count), decoded_ids(count);
+    std::vector<std::uint32_t> tables(count), counts(count), decoded_tables(count), decoded_counts(count);
+    std::ranges::generate(ids, random);
+    std::ranges::generate(tables, [&] { return static_cast<std::uint32_t>(random()); });
+    std::ranges::generate(counts, [&] { return static_cast<std::uint32_t>(random()); });
+    device_->encode(
+        std::vector{EncodePiece{.keys = {.ids = ids, .tables = tables, .counts = counts}, .words = words.data()}});
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(words[2 * i], ids[i]);
+    device_->decode(std::vector{DecodePiece{.words = words.data(),
+                                            .num_keys = count,
+                                            .ids = decoded_ids.data(),
+                                            .tables = decoded_tables.data(),
+                                            .counts = decoded_counts.data()}});
+    EXPECT_EQ(decoded_ids, ids);
+    EXPECT_EQ(decoded_tables, tables);
+    EXPECT_EQ(decoded_counts, counts);
+  }
+}
+
+TEST_F(HostBatchDeviceTest, KeysOfOneTableHaveItsNumber) {
+  std::vector<std::uint64_t> const ids{5, ~std::uint64_t{0}};
+  std::vector<std::uint32_t> const counts{1, 7};
+  std::vector<std::uint64_t> words(4);
+  device_->encode(
+      std::vector{EncodePiece{.keys = {.ids = ids, .table = 0xffffffff, .counts = counts}, .words = words.data()}});
+  EXPECT_EQ(words, (std::vector<std::uint64_t>{5, 0x1ffffffff, ~std::uint64_t{0}, 0x7ffffffff}));
+}
+
+TEST_F(HostBatchDeviceTest, TheKeysOfATableAreSelectedFromSeveralLookups) {
+  std::vector<std::uint64_t> const first{7, 8}, second{9};
+  std::vector<std::uint32_t> const tables{1, 2};
+  std::vector<float> const values{1, 2, 3, 4}, more{5, 6};
+  auto const all =
+      device_->concatenate(std::vector<KeyValues>{{.keys = {.ids = first, .tables = tables}, .values = values},
+                                                  {.keys = {.ids = second, .table = 1}, .values = more}},
+                           2);
+  EXPECT_TRUE(std::ranges::equal(all.ids.span, std::vector<std::uint64_t>{7, 8, 9}));
+  EXPECT_TRUE(std::ranges::equal(all.tables.span, std::vector<std::uint32_t>{1, 2, 1}));
+  std::vector<RowId> const rows{RowId{3}, RowId{4}, RowId::kNone};
+  auto const of_table = device_->select_table({.keys = all.keys(), .values = all.values.span}, rows, 2, 1);
+  EXPECT_TRUE(std::ranges::equal(of_table.ids.span, std::vector<std::uint64_t>{7, 9}));
+  EXPECT_TRUE(std::ranges::equal(of_table.values.span, std::vector<float>{1, 2, 5, 6}));
+  EXPECT_TRUE(std::ranges::equal(of_table.rows.span, std::vector{RowId{3}, RowId::kNone}));
+}
+
+TEST_F(HostBatchDeviceTest, KeysWithoutARowWeighNothing) {
+  std::vector<RowId> const rows{RowId::kNone, RowId{5}};
+  std::vector<std::uint32_t> const inverse_indices{1, 0, 1};
+  std::vector<float> out(3), values{1, 2, 3, 4};
+  device_->mask_weights(rows, inverse_indices, std::vector<float>{2, 3, 4}, out);
+  EXPECT_EQ(out, (std::vector<float>{2, 0, 4}));
+  device_->mask_weights(rows, inverse_indices, {}, out);
+  EXPECT_EQ(out, (std::vector<float>{1, 0, 1}));
+  device_->mask_rows(rows, 2, values);
+  EXPECT_EQ(values, (std::vector<float>{0, 0, 3, 4}));
+}
+
+}  // namespace
+}  // namespace headway::embedding
