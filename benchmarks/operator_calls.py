@@ -2,7 +2,9 @@
 """Host time of calls of operators on a few rows: what Python, the dispatcher and autograd take, and not the kernel.
 
 Each operator is called without gradients, with them, and with a backward pass. ``silu`` of PyTorch is the least that a
-call takes. On a GPU the host does not wait for the device, and calls are so few that its queue does not fill.
+call takes. ``table_lookup`` looks up 32 ids in each of three tables of a ``HashTableCollection``. Its backward pass
+ends with the update of the rows. On a GPU the host does not wait for the device, and calls are so few that its queue
+does not fill.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from headway import ops
+from headway.embedding import LOCAL, FeatureConfig, HashTableCollection, Sgd, TableConfig
 from torch import Tensor
 
 from benchmarks.harness.arguments import make_parser, whole_number
@@ -28,6 +32,7 @@ from dlrm_examples.support.text_table import format_table, format_time
 DESCRIPTION = "host time of calls of operators with few rows, without and with gradients"
 
 _LENGTH, _SAMPLES, _DIM = 2, 2, 32
+_TABLE_IDS, _TABLE_DIMS = 32, (16, 32, 64)
 _PASSES = ("no_grad", "forward", "forward_backward")
 
 
@@ -54,9 +59,9 @@ def measure(options: argparse.Namespace) -> list[Point]:
     torch.set_num_threads(1)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     points = []
-    for name, (call, inputs) in _operators(torch.device(options.device)).items():
+    for name, operator in _operators(torch.device(options.device)).items():
         for each in _PASSES:
-            run = partial(_run_pass, each, call, inputs)
+            run = partial(_run_pass, each, operator)
             _time_calls(run, options.calls)  # Warms up.
             times_s = sorted(_time_calls(run, options.calls) for _ in range(options.rounds))
             points.append(
@@ -73,32 +78,60 @@ def measure(options: argparse.Namespace) -> list[Point]:
     return points
 
 
-def _operators(device: torch.device) -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
-    """Returns a call of each operator, and the inputs whose gradients its backward pass computes."""
+@dataclass(frozen=True)
+class _Operator:
+    call: Callable[[], Sequence[Tensor]]
+    inputs: Sequence[Tensor] = ()  #: Tensors whose gradients the backward pass computes.
+    finish: Callable[[], object] | None = None  #: Called after the backward pass.
+
+
+def _operators(device: torch.device) -> dict[str, _Operator]:
     rows = _LENGTH * _SAMPLES
     offsets = torch.arange(_SAMPLES + 1, device=device) * _LENGTH
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     q, k, v = (torch.randn(rows, 1, _DIM, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     x, gate = (torch.randn(rows, _DIM, device=device, requires_grad=True) for _ in range(2))
     return {
-        "silu": (lambda: torch.nn.functional.silu(x), [x]),
-        "hstu_attention": (lambda: ops.hstu_attention(q, k, v, offsets, max_length=_LENGTH), [q, k, v]),
-        "gated_norm": (lambda: ops.gated_norm(x, gate), [x, gate]),
-        "silu_split": (lambda: ops.silu_split(x, [_DIM])[0], [x]),
-        "jagged_reduce": (lambda: ops.jagged_reduce(x, offsets), [x]),
-        "jagged_to_padded": (lambda: ops.jagged_to_padded(x, offsets, max_length=_LENGTH), [x]),
+        "silu": _Operator(lambda: [torch.nn.functional.silu(x)], [x]),
+        "hstu_attention": _Operator(lambda: [ops.hstu_attention(q, k, v, offsets, max_length=_LENGTH)], [q, k, v]),
+        "gated_norm": _Operator(lambda: [ops.gated_norm(x, gate)], [x, gate]),
+        "silu_split": _Operator(lambda: [ops.silu_split(x, [_DIM])[0]], [x]),
+        "jagged_reduce": _Operator(lambda: [ops.jagged_reduce(x, offsets)], [x]),
+        "jagged_to_padded": _Operator(lambda: [ops.jagged_to_padded(x, offsets, max_length=_LENGTH)], [x]),
+        "table_lookup": _table_lookup(device),
     }
 
 
-def _run_pass(name: str, call: Callable[[], Tensor], inputs: list[Tensor]) -> None:
+def _table_lookup(device: torch.device) -> _Operator:
+    tables = HashTableCollection(
+        tables=[TableConfig(f"table{dim}", dim=dim, optimizer=Sgd(lr=0.1)) for dim in _TABLE_DIMS],
+        features=[FeatureConfig(f"feature{dim}", table=f"table{dim}", pooling="sum") for dim in _TABLE_DIMS],
+        process_group=LOCAL,
+        device=device,
+    )
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.full((_TABLE_IDS // 4,), 4, device=device)
+    batch = {
+        f"feature{dim}": (torch.randint(0, 100_000, (_TABLE_IDS,), generator=generator).to(device), lengths)
+        for dim in _TABLE_DIMS
+    }
+    return _Operator(lambda: list(tables(batch).values()), finish=tables.optimizer.step)
+
+
+def _run_pass(name: str, operator: _Operator) -> None:
     if name == "no_grad":
         with torch.no_grad():
-            call()
+            operator.call()
     elif name == "forward":
-        call()
+        operator.call()
     else:
-        out = call()
-        torch.autograd.grad(out, inputs, out)
+        outputs = operator.call()
+        if operator.inputs:
+            torch.autograd.grad(outputs, operator.inputs, outputs)
+        else:
+            torch.autograd.backward(outputs, [each.detach() for each in outputs])
+        if operator.finish is not None:
+            operator.finish()
 
 
 def _time_calls(run: Callable[[], None], count: int) -> float:

@@ -107,7 +107,7 @@ def test_futures_compares_with_gloo_and_torch_alone(tmp_path: Path) -> None:
 def test_operator_calls_times_each_pass(tmp_path: Path) -> None:
     points = run_benchmark("operator_calls", tmp_path, "--rounds", "1", "--calls", "2", plots=False)
     operators = {point["params"]["operator"] for point in points}
-    assert {"silu", "hstu_attention", "gated_norm", "silu_split", "jagged_reduce"} <= operators
+    assert {"silu", "hstu_attention", "gated_norm", "silu_split", "jagged_reduce", "table_lookup"} <= operators
     assert len(points) == 3 * len(operators)
     assert all(point["median_s"] > 0 for point in points)
 
