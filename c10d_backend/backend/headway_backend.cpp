@@ -88,6 +88,11 @@ std::shared_ptr<GroupHandle> HeadwayBackend::handle() const {
   return handle;
 }
 
+std::shared_ptr<comm::Group> HeadwayBackend::shared_group() const {
+  auto const handle = this->handle();
+  return {handle, &handle->group()};
+}
+
 std::shared_ptr<GroupHandle> HeadwayBackend::handle_if_any() const {
   std::lock_guard const lock(mutex_);
   return handle_;

@@ -10,6 +10,7 @@
 
 #include <headway/comm/device_group.hpp>
 #include <headway/comm/group.hpp>
+#include <headway/comm/group_owner.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -65,7 +66,7 @@ struct ShrunkBackend {
 /// Errors: wrong arguments throw c10::ValueError or c10::TypeError before anything is sent, and the group goes on. A
 /// failure of the communication throws c10::DistBackendError from wait(), and the group has failed for good: every
 /// later call throws. shrink_to_survivors() makes a new group of the ranks that are left.
-class HeadwayBackend final : public c10d::Backend {
+class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
  public:
   /// Connects all ranks through `store`. Blocks until all are connected.
   HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<HeadwayOptions> options,
@@ -186,6 +187,8 @@ class HeadwayBackend final : public c10d::Backend {
   /// come within the timeout: on rank 0 all of them or the first, on other ranks the error of rank 0.
   void monitoredBarrier(c10d::BarrierOptions const& options, bool wait_all_ranks) override;
 
+  /// comm::GroupOwner. @throws c10::DistBackendError after shutdown().
+  [[nodiscard]] std::shared_ptr<comm::Group> shared_group() const override;
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
   /// The same, or null after shutdown().

@@ -6,6 +6,11 @@
 #include "process_group_exchanger.hpp"
 
 #include "headway/base/status.hpp"
+#include "headway/comm/group_owner.hpp"
+#include "headway/embedding/group_exchanger.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <exception>
@@ -106,6 +111,89 @@ std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::receive(std::span<st
 // The collections of Python have compared their settings before, by an exchange of their own.
 std::vector<std::string> ProcessGroupExchanger::all_gather(std::string const& text) {
   return std::vector<std::string>(static_cast<std::size_t>(size()), text);
+}
+
+namespace {
+
+/// Runs Python's signal handlers on the main thread, the only one on which Python runs them, so that Ctrl-C ends a
+/// wait.
+void raise_pending_signals() {
+  if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid() || !Py_IsInitialized()) return;
+  pybind11::gil_scoped_acquire const acquired;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
+/// Calls `function`, and turns errors of libcomm into those of torch.distributed.
+template <class Function>
+decltype(auto) with_errors_of_torch(Function const& function) {
+  try {
+    return function();
+  } catch (base::OperationError const& error) {
+    char const* const kind = error.status().code() == base::StatusCode::kTimeout    ? " Timed out : "
+                             : error.status().code() == base::StatusCode::kPeerLost ? " lost a peer: "
+                                                                                    : " failed: ";
+    TORCH_CHECK_WITH(DistBackendError, false, "headway: exchange of tables", kind, error.status().message());
+  }
+}
+
+/// A GroupExchanger over the group of a process group, with errors of torch.
+class HeadwayGroupExchanger final : public Exchanger {
+ public:
+  explicit HeadwayGroupExchanger(std::shared_ptr<comm::Group> group)
+      : group_(std::move(group)), below_(*group_, 0, &raise_pending_signals) {}
+
+  [[nodiscard]] int rank() const override { return below_.rank(); }
+  [[nodiscard]] int size() const override { return below_.size(); }
+  [[nodiscard]] bool takes_capacities() const override { return true; }
+  [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
+                                                std::span<std::span<std::byte> const> receives,
+                                                std::span<std::size_t> received_bytes) override {
+    return translated([&] { return below_.start(sends, receives, received_bytes); });
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
+                                               std::uint64_t number) override {
+    return translated([&] { return below_.send(block, peer, number); });
+  }
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
+    return translated([&] { return below_.receive(block, peer, number); });
+  }
+  [[nodiscard]] std::vector<std::string> all_gather(std::string const& text) override {
+    return std::vector<std::string>(static_cast<std::size_t>(size()), text);  // See ProcessGroupExchanger::all_gather().
+  }
+
+ private:
+  class Translated final : public Exchange {
+   public:
+    Translated(std::shared_ptr<comm::Group> group, std::unique_ptr<Exchange> below)
+        : group_(std::move(group)), below_(std::move(below)) {}
+    void wait() override {
+      with_errors_of_torch([this] { below_->wait(); });
+    }
+
+   private:
+    std::shared_ptr<comm::Group> group_;  ///< Declared first: it outlives the exchange.
+    std::unique_ptr<Exchange> below_;
+  };
+
+  template <class Start>
+  [[nodiscard]] std::unique_ptr<Exchange> translated(Start const& start) const {
+    return std::make_unique<Translated>(group_, with_errors_of_torch(start));
+  }
+
+  std::shared_ptr<comm::Group> group_;
+  GroupExchanger below_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchanger> make_exchanger(c10::intrusive_ptr<c10d::ProcessGroup> const& group, at::Device device) {
+  if (device.is_cpu()) {
+    auto const backend = group->getBackend(c10::DeviceType::CPU);
+    if (auto const* const owner = dynamic_cast<comm::GroupOwner const*>(backend.get())) {
+      return std::make_unique<HeadwayGroupExchanger>(owner->shared_group());
+    }
+  }
+  return std::make_unique<ProcessGroupExchanger>(group, device);
 }
 
 }  // namespace headway::embedding

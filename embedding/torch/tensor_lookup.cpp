@@ -219,7 +219,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
   if (group == nullptr || group->getSize() == 1) {
     exchanger = make_local_exchanger();
   } else {
-    exchanger = std::make_unique<ProcessGroupExchanger>(group, device);
+    exchanger = make_exchanger(group, device);
   }
   sharded_ = std::make_unique<ShardedTable>(
       merged, std::move(exchanger),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import headway
 import numpy
 import pytest
 import torch
@@ -217,13 +218,32 @@ def lose_a_rank(rank: int) -> str:
     integer_loss(tables(batch), batch).backward()
     if rank == 1:
         return "left"
-    try:
+    with pytest.raises(dist.DistBackendError) as raised:
         tables(batch)
-    except RuntimeError as error:
-        return str(error)
-    return "nothing was said"
+    with pytest.raises(ValueError, match="an exchange of these tables has failed"):
+        tables(batch)
+    return str(raised.value)
 
 
 def test_a_lost_rank_is_an_error_and_no_hang() -> None:
     message, _ = run_ranks(lose_a_rank, 2, timeout_s=5, may_die=True)
     assert "rank" in message or "peer" in message, message
+
+
+def count_exchanges(rank: int) -> list[tuple[int, int]]:
+    tables, counts = make_tables(Sgd(lr=0.5)), []
+    for step in range(2):
+        batch = batch_of(rank, step)
+        headway.reset_stats()
+        outputs = tables(batch)
+        forward = headway.stats()["operations"]
+        integer_loss(outputs, batch).backward()
+        counts.append((forward, headway.stats()["operations"] - forward))
+        tables.optimizer.step()
+    return counts
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_step_over_a_headway_group_takes_two_exchanges_forward_and_one_backward(num_ranks: int) -> None:
+    for counts in run_ranks(count_exchanges, num_ranks, backend="headway"):
+        assert counts == [(2, 1), (2, 1)]
