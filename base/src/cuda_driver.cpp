@@ -57,7 +57,7 @@ std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
                            find(handle, "cuDevicePrimaryCtxRelease_v2", all.device_primary_ctx_release) &&
                            find(handle, "cuCtxPushCurrent_v2", all.ctx_push_current) &&
                            find(handle, "cuCtxPopCurrent_v2", all.ctx_pop_current);
-  if (!is_complete) return nullptr;  // A driver before CUDA 11, or a stub library.
+  if (!is_complete) return nullptr;  // The library is a driver older than CUDA 11, or a stub.
   find(handle, "cuMemGetHandleForAddressRange", all.mem_get_handle_for_address_range);
 #if CUDA_VERSION >= 12000
   find(handle, "cuTensorMapEncodeTiled", all.tensor_map_encode_tiled);
@@ -69,7 +69,7 @@ std::shared_ptr<CudaDriver const> find_loaded_cuda_driver() {
 CudaDriver const& cuda_driver() {
   static CudaDriver const driver = [] {
     auto found = find_loaded_cuda_driver();
-    if (!found) throw SystemError("this process has not loaded the CUDA driver");
+    if (!found) throw SystemError("this process has not loaded the CUDA driver, or the driver is older than CUDA 11");
     if (!found->has_streams) throw SystemError("the CUDA driver is older than CUDA 12");
     return *found;
   }();

@@ -65,7 +65,8 @@ struct CudaDriver {
   bool has_streams;  ///< True if every non-optional entry of `streams` was found (driver of CUDA 12 or later).
 };
 
-/// Returns the CUDA driver that this process has already loaded, or null. Never loads it.
+/// Returns the CUDA driver that this process has already loaded. Null if there is none, or if it is older than CUDA 11.
+/// Never loads it.
 std::shared_ptr<CudaDriver const> find_loaded_cuda_driver();
 
 /// Returns the driver of a process that has already called the CUDA runtime. Looks it up once, at the first call.
