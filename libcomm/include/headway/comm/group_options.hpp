@@ -36,7 +36,8 @@ struct GroupOptions {
   /// Collect data for recommended_max_lag(). Each all-to-all message then carries 8 more bytes: how long its sender was
   /// busy.
   bool adapt_lag = false;
-  std::size_t slot_bytes = 256 * 1024;  ///< Largest block per pair of ranks that can lag. Larger blocks are legal.
+  /// Largest block for one peer that can lag. An exchange with a larger one works, but does not lag.
+  std::size_t slot_bytes = 256 * 1024;
   /// All-to-all blocks from this size on are read from the sender's memory, where the transport can.
   std::size_t min_get_bytes = 64 * 1024;
   /// All-to-all blocks from this size on go in fragments instead, if both ranks are in all_to_all_v_and_wait():

@@ -160,8 +160,9 @@ class LinkExchange {
       if (received == 0) descriptors = std::move(taken);
       received += static_cast<std::size_t>(count);
     }
-    if (!descriptors[1].valid()) throw SystemError(with_rank(peer) + " sent no memory file");
+    if (!descriptors[1].valid()) throw SystemError(with_rank(peer) + " sent no memory file or no doorbell");
     awaits_[peer] = false;
+    // The receive buffers of all ranks have the same size. `part` is what this rank writes in each of them.
     link.region = Region::map(std::move(descriptors[0]), static_cast<int>(links_.size()),
                               settings_.own.receive_buffer().size(), settings_.part);
     link.region.close_fd();
