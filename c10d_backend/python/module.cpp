@@ -61,7 +61,7 @@ std::string name_of(comm::Transport transport) {
   throw py::value_error("this transport cannot be chosen in Python");
 }
 
-/// Raises ValueError with `message` if `condition` is false.
+/// @throws py::value_error with `message`, a ValueError in Python, unless `condition` holds.
 void expects_value(bool condition, std::string const& message) {
   if (!condition) throw py::value_error(message);
 }
@@ -146,7 +146,7 @@ c10::intrusive_ptr<HeadwayOptions> make_options(LagOrAuto const& lag, int max_la
   return options;
 }
 
-/// Expression that creates equal options, without the secret.
+/// Returns an expression with the main options, for repr(). It leaves out the secret, among others.
 std::string describe(HeadwayOptions const& options) {
   auto const& group = options.group;
   return "headway.Options(max_lag=" + (group.adapt_lag ? "'auto'" : std::to_string(group.max_lag)) +
@@ -171,8 +171,8 @@ Args:
         ``headway.LagQueue`` then follows the recommendation.
     max_lag_limit: largest bound that ``headway.set_max_lag()`` accepts. It fixes the size of the receive buffers. -1:
         ``max_lag``, or 8 with ``"auto"``.
-    slot_bytes: largest block of a pair of ranks, in bytes, that can lag; larger ones are legal. None: 256 KiB, or
-        ``HEADWAY_SLOT_BYTES``.
+    slot_bytes: largest block for one peer, in bytes, that can lag. An exchange with a larger block works, but does not
+        lag: the sender waits until the receiver takes part. None: 256 KiB, or ``HEADWAY_SLOT_BYTES``.
     num_channels: independent sequences of all-to-alls, 1 to 64.
     transport: ``"auto"``, ``"shm"``, ``"tcp"`` or ``"verbs"``. ``"auto"`` is shared memory inside a host, and RDMA or
         TCP between hosts.
@@ -272,7 +272,8 @@ py::dict peer_statistics(comm::PeerStats const& peer) {
   return row;
 }
 
-/// All zero if the group has exchanged no CUDA tensor yet: asking makes no device group.
+/// Counters in ``CudaStatistics``. All zero if the group has exchanged no CUDA tensor yet: asking makes no device
+/// group.
 py::dict device_statistics(HeadwayBackend const& backend) {
   auto const handle = backend.handle();
   auto* const group = handle->existing_device_group();
@@ -292,6 +293,7 @@ py::dict device_statistics(HeadwayBackend const& backend) {
   return row;
 }
 
+/// Counters of the group. python/headway/comm/statistics.py explains each key (GroupStatistics).
 py::dict statistics(HeadwayBackend const& backend) {
   auto const stats = backend.handle()->group().monitor().stats();
   py::dict peers;
@@ -302,7 +304,7 @@ py::dict statistics(HeadwayBackend const& backend) {
   all["lag_histogram"] = stats.lag_histogram;
   all["wait_s_by_lag"] = stats.wait_s_by_lag;
   all["operations"] = stats.operations;
-  all["lag_lost"] = stats.lag_lost;
+  all["lag_lost"] = stats.lag_lost;  // Blocks, not exchanges.
   all["rendezvous_fallbacks"] = stats.rts_revoked;
   all["queued"] = stats.queued;
   all["receive_buffer_bytes"] = stats.receive_buffer_bytes;
@@ -339,11 +341,14 @@ std::vector<std::string> transports_by_peer(HeadwayBackend const& backend) {
 }
 
 void define_shrunk_backend(py::module_& module) {
-  py::class_<ShrunkBackend>(module, "ShrunkBackend")
-      .def_readonly("backend", &ShrunkBackend::backend)
-      .def_readonly("ranks", &ShrunkBackend::ranks)
-      .def_readonly("all_to_alls", &ShrunkBackend::all_to_alls)
-      .def_readonly("collectives", &ShrunkBackend::collectives);
+  py::class_<ShrunkBackend>(module, "ShrunkBackend",
+                            "Result of ``shrink_to_survivors()``; see ``headway.ShrunkGroup``.")
+      .def_readonly("backend", &ShrunkBackend::backend, "Backend of the surviving ranks.")
+      .def_readonly("ranks", &ShrunkBackend::ranks, "Rank in the old group of each new rank, ascending.")
+      .def_readonly("all_to_alls", &ShrunkBackend::all_to_alls,
+                    "Number of all-to-alls of the old group that every member completed, by channel.")
+      .def_readonly("collectives", &ShrunkBackend::collectives,
+                    "Number of other collectives of the old group that every member completed.");
 }
 
 void define_backend(py::module_& module, py::object const& base) {
@@ -375,10 +380,12 @@ void define_backend(py::module_& module, py::object const& base) {
           Release())
       .def(
           "set_trace_capacity",
-          [](HeadwayBackend const& backend, std::size_t capacity) {
-            backend.handle()->group().monitor().set_trace_capacity(capacity);
+          [](HeadwayBackend const& backend, std::int64_t capacity) {
+            expects_value(capacity >= 0, "capacity must be at least 0, not " + std::to_string(capacity));
+            backend.handle()->group().monitor().set_trace_capacity(static_cast<std::size_t>(capacity));
           },
-          py::arg("capacity"), Release())
+          py::arg("capacity"), Release(),
+          "Starts a trace of at most ``capacity`` exchanges per channel; 0 stops it. Drops the events so far.")
       .def("drain_trace", &drain_trace)
       .def(
           "flight_text", [](HeadwayBackend const& backend) { return backend.handle()->flight_text(); }, Release())
@@ -393,13 +400,16 @@ void define_backend(py::module_& module, py::object const& base) {
 void define_slots(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   // A slot has no constructor in Python: only take() makes one, and its lease ends with the last tensor in it.
-  py::class_<SlotRing::Slot>(module, "Slot")
-      .def_readonly("seq", &SlotRing::Slot::seq)
-      .def_readonly("output", &SlotRing::Slot::output)
+  py::class_<SlotRing::Slot>(module, "Slot", "Receive memory of one exchange, leased from a ``SlotRing``.")
+      .def_readonly("seq", &SlotRing::Slot::seq, "Position of the exchange among those of the ring, from 0.")
+      .def_readonly("output", &SlotRing::Slot::output,
+                    "Shape (size, capacity, ...features). Block r begins with the rows from rank r.")
       .def("block", &SlotRing::Slot::block, py::arg("rank"), py::arg("rows"))
       .def("blocks", &SlotRing::Slot::blocks, py::arg("rows"))
       .def("record_stream", &SlotRing::Slot::record_stream, py::arg("stream"), Release());
-  py::class_<SlotRing>(module, "SlotRing")
+  py::class_<SlotRing>(module, "SlotRing",
+                       "Ring of slots in device memory, into which peers write; see ``headway.slots.Ring``. "
+                       "``capacity``: most rows from one rank to another per exchange. ``features``: shape of a row.")
       .def(py::init<c10::intrusive_ptr<HeadwayBackend>, at::Device, std::int64_t, std::vector<std::int64_t>,
                     at::ScalarType, int, int>(),
            py::arg("backend"), py::arg("device"), py::arg("capacity"), py::arg("features"), py::arg("dtype"),
@@ -425,7 +435,12 @@ PYBIND11_MODULE(_C, module) {
   headway::c10d_backend::define_log(module);
   module.def("empty", &headway::c10d_backend::empty, py::arg("size"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());
-  module.def("run_exit_hooks", &headway::c10d_backend::run_exit_hooks, py::arg("delivery_time"), py::arg("end_time"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def("cuda_memory_generation", &headway::comm::device_memory_generation);
+  module.def(
+      "run_exit_hooks", &headway::c10d_backend::run_exit_hooks, py::arg("delivery_time"), py::arg("end_time"),
+      py::call_guard<py::gil_scoped_release>(),
+      "Ends all groups and their threads. It waits at most ``delivery_time`` until peers have received what this "
+      "rank sent, and at most ``end_time`` for the threads.");
+  module.def("cuda_memory_generation", &headway::comm::device_memory_generation,
+             "Returns how often memory of ``headway.empty()`` on CUDA devices became unsafe to reuse, because a group "
+             "failed. A pool from before the last time must not be used any more.");
 }

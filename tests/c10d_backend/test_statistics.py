@@ -11,6 +11,7 @@ import headway
 import pytest
 import torch
 import torch.distributed as dist
+from headway.comm.groups import backend_of
 from rank_processes import run_ranks
 
 
@@ -79,6 +80,15 @@ def test_a_trace_holds_each_exchange_with_start_and_end(tmp_path: pathlib.Path) 
         assert len(starts) == 4 and starts.keys() == ends.keys()
         assert all(starts[key]["ts"] <= ends[key]["ts"] for key in starts)
         assert all(row["args"]["bytes_sent"] == 8 and row["pid"] == rank for row in starts.values())
+
+
+def ask_for_a_negative_trace(rank: int) -> None:
+    with pytest.raises(ValueError, match="capacity must be at least 0, not -1"):
+        backend_of().set_trace_capacity(-1)
+
+
+def test_a_negative_capacity_of_traces_is_refused() -> None:
+    run_ranks(ask_for_a_negative_trace, 1)
 
 
 def test_a_trace_without_a_group_says_so(tmp_path: pathlib.Path) -> None:
