@@ -16,8 +16,9 @@
 
 namespace headway::c10d_backend {
 
-/// Presents a store of torch.distributed as a comm::Store. Both have set and get with a time limit; here a missing
-/// key ends with comm::SystemError, and get() copies the value.
+/// Presents a store of torch.distributed as a comm::Store. A store of torch.distributed has one time limit for all
+/// calls; get() here takes one for each call. get() throws comm::SystemError if the key is still missing when that time
+/// has passed, or if the store fails.
 class StoreAdaptor final : public comm::Store {
  public:
   explicit StoreAdaptor(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
