@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from headway.comm.groups import find_backend
 
-#: Maximum number of exchanges recorded per group; later ones are dropped.
+#: Maximum number of exchanges recorded per channel of a group; later ones are dropped.
 CAPACITY = 1_000_000
 
 
@@ -25,8 +25,8 @@ class TraceEvent(TypedDict):
     here.
     """
 
-    seq: int
-    channel: int
+    seq: int  #: position of the exchange among those of its channel, from 0
+    channel: int  #: the group's all-to-all channel, below ``Options(num_channels=)``; channels lag independently
     started_s: float
     posted_s: float
     completed_s: float
