@@ -2,6 +2,10 @@
 
 // Rules of tables that do not depend on the device: limits of options, order of eviction, expiry, and sweeps. The CPU
 // and the GPU table include them, so that both remove the same rows in the same step.
+//
+// A pending key was looked up and waits for a row, which it gets after TableOptions::min_count lookups. A virtual
+// bucket is one of kNumVirtualBuckets ranges of hashes; ranks and checkpoints divide the keys by these buckets
+// (routing.hpp).
 
 #pragma once
 
@@ -13,7 +17,8 @@
 
 namespace headway::embedding {
 
-/// `options` with max_rows lowered to what rows can be numbered, high_water to max_rows, and low_water to high_water.
+/// Returns `options` with nested limits: max_rows is at most kMostTableRows, high_water at most max_rows, and low_water
+/// at most high_water.
 /// @throws base::UsageError if an option is out of its range
 [[nodiscard]] TableOptions checked(TableOptions options);
 
@@ -50,7 +55,9 @@ void expect_step(std::uint32_t before, std::uint32_t step, std::uint32_t oldest_
 [[nodiscard]] constexpr EvictionPolicy policy_of_limit(EvictionPolicy policy) {
   return policy == EvictionPolicy::kNone ? EvictionPolicy::kLeastFrequentlyUsed : policy;
 }
-inline constexpr std::uint32_t kNoStepInUse = 0xffffffff;  ///< Value of oldest_in_use if no row is in use.
+/// Value of oldest_in_use with which evict_beyond_limit() treats no row as in use. It goes into the order of eviction
+/// directly. begin_step() never takes it, because expect_step() demands oldest_in_use <= step.
+inline constexpr std::uint32_t kNoStepInUse = 0xffffffff;
 
 /// Tells whether a row is expired: its last lookup was more than time_to_live steps ago, and before oldest_in_use.
 struct Expiry {

@@ -46,7 +46,8 @@ struct JoinedFeatures {
   std::span<std::uint32_t> tables{};  ///< (ids) Table of each id.
   std::span<std::int64_t> offsets{};  ///< (bags + 1) One bag per pooled list, one per id of a feature without pooling;
                                       ///< empty if no feature is pooled.
-  std::span<float> weights{};         ///< (ids), or empty if all are 1. A mean divides by the length of its list.
+  std::span<float> weights{};         ///< (ids), or empty if all are 1. join_features() has divided the weights of a
+                                      ///< kMean feature by the length of their list, so a lookup only sums.
 };
 
 /// Sizes of JoinedFeatures: elements, and which of the optional arrays are present. `lists` counts the lists of all
