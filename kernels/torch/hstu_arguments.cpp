@@ -13,7 +13,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// Checks a tensor of heads (queries, keys, values or gradients): any strides between rows, contiguous columns.
+/// Checks q, k or v, of shape (tokens, heads, columns). Columns must be contiguous; the other strides are arbitrary.
 void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& q) {
   TORCH_CHECK_VALUE(tensor.dim() == 3, "hstu_attention: ", name, " must be (tokens, heads, columns), not ",
                     tensor.sizes());
@@ -27,10 +27,10 @@ void expect_heads(at::Tensor const& tensor, char const* name, at::Tensor const& 
                     " must lie together (stride 1, not ", tensor.stride(2), ")");
 }
 
-/// Converts a number of positions that must not be negative.
+/// Converts a number of positions to 32 bits. @throws c10::ValueError if it is negative or too large.
 std::int32_t positions(std::int64_t value, char const* name) {
   TORCH_CHECK_VALUE(value >= 0 && value <= std::numeric_limits<std::int32_t>::max(), "hstu_attention: ", name,
-                    " must be from 0, and is ", value);
+                    " must be from 0 to ", std::numeric_limits<std::int32_t>::max(), ", and is ", value);
   return static_cast<std::int32_t>(value);
 }
 
@@ -76,8 +76,9 @@ HstuSequences sequences_of(HstuArguments const& of) {
 }
 
 /// Translates and checks the bias.
-/// Position weights have one entry per signed distance, from -(D - 1) to D - 1: 2 D - 1 of them. Time weights have
-/// one entry per interval between bounds: one more than there are bounds.
+/// Position weights have one entry per signed distance j - i, from -(D - 1) to D - 1. These are 2 D - 1 entries, and D
+/// is bias.max_position_distance. Time weights have one entry per bucket. N bounds separate N + 1 buckets: below the
+/// first bound, between two neighbours, and from the last bound on.
 HstuBias bias_of(HstuArguments const& of) {
   auto const device = of.q.device();
   auto const type = of.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -85,7 +86,7 @@ HstuBias bias_of(HstuArguments const& of) {
   if (of.position_weights) {
     expect_list(*of.position_weights, "hstu_attention: position_weights", type, device);
     bias.position_weights = of.position_weights->const_data_ptr();
-    bias.max_position_distance = (of.position_weights->size(0) + 1) / 2;
+    bias.max_position_distance = (of.position_weights->size(0) + 1) / 2;  // D, from a size of 2 D - 1.
     TORCH_CHECK_VALUE(of.position_weights->size(0) % 2 == 1 && bias.max_position_distance >= of.max_length,
                       "hstu_attention: position_weights has ", of.position_weights->size(0),
                       " entries, and at least 2 * max_length - 1 = ", 2 * of.max_length - 1,

@@ -26,7 +26,7 @@ inline void expect_arguments(GatedNorm const& args) {
                   "gated_norm: weight and bias must be of the type of x, or float32 beside one of 16 bits");
 }
 
-/// Columns of all parts.
+/// Total number of columns of all parts.
 template <class Pointer>
 std::int64_t columns_of(std::span<SplitPart<Pointer> const> parts) {
   std::int64_t sum = 0;

@@ -3,8 +3,8 @@
 // Rounding to pairs of bfloat16, the operands of dot products, by AVX512_BF16 instructions. These treat numbers of
 // magnitude below 2^-126 as zero.
 //
-// The instruction rounds two vectors of 16 floats to one of 32 numbers: the first vector fills the lower half, the
-// second the upper half.
+// _mm512_cvtne2ps_pbh(second, first) rounds two vectors of 16 floats to one of 32 numbers. Its last operand, `first`,
+// fills the lower half, and `second` the upper half.
 // That is already the layout for neighbours in a row. For neighbours in a column the halves are interleaved: numbers
 // f0 f1 ... s0 s1 ... become f0 s0 f1 s1 ..., by the index vector 0 16 1 17 2 18 ...
 

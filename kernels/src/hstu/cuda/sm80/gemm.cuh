@@ -4,7 +4,7 @@
 // lane / 4 and t = lane % 4, a lane holds of each 8 columns the columns 2t and 2t + 1 of row g, then of row g + 8.
 //
 // ldmatrix loads four 8 x 8 matrices at once; lane l gives the address of row l % 8 of matrix l / 8. For the first
-// operand these are rows 0 to 7 and 8 to 15 at columns 0, then the same rows at column 8. For the second operand they
+// operand these are rows 0 to 7 and 8 to 15 at column 0, then the same rows at column 8. For the second operand they
 // are two halves of the depth for 8 columns of the result, then for the next 8, so one load feeds two instructions.
 //
 // The accumulators of P have the layout of the first operand of the next product, once they are rounded to 16 bits:
@@ -42,8 +42,8 @@ __device__ __forceinline__ void gemm(float (&acc)[kGroups][4], T const* a, T con
   }
 }
 
-/// acc[m][n] += sum of p[m][k] * b[k][n] over rows k. The weights are accumulators of another product; they are
-/// rounded to T and become the register operand.
+/// acc[m][n] += sum of p[m][k] * b[k][n] over rows k. `p` holds the accumulators of another product. They are rounded
+/// to T and become the register operand.
 template <int kPitch, class T, int kGroups, int kPGroups>
 __device__ __forceinline__ void gemm_rs(float (&acc)[kGroups][4], float const (&p)[kPGroups][4], T const* b) {
   static_assert(kGroups % 2 == 0 && kPGroups % 2 == 0);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void gemm(float (&acc)[kGroups][4], float const* a, f
   }
 }
 
-/// acc[m][n] += sum of p[m][k] * b[k][n] over kNumRows rows k, with the warp's float32 weights in shared memory.
+/// acc[m][n] += sum of p[m][k] * b[k][n] over kNumRows rows k, with the warp's `p` in shared memory, in float32.
 template <int kNumRows, int kPPitch, int kPitch, int kGroups>
 __device__ __forceinline__ void gemm_ss(float (&acc)[kGroups][4], float const* p, float const* b) {
   auto const lane = static_cast<int>(threadIdx.x % kWarpThreads);
