@@ -3,6 +3,10 @@
 
 The operators are ``torch.ops.headway.*``. Importing this package registers them, their shapes for ``torch.compile`` and
 their gradients. The function of the same name in :mod:`headway.reference` defines the result of each operator.
+
+``ranged_dispatch`` reorders jagged rows for an all-to-all: by destination rank, then feature, then sample. Each rank
+has a range of the samples. ``ranged_combine`` is the inverse: it restores the order by feature, then sample. The
+``_dense`` variants are for exactly one row per feature and sample, so they take no lengths.
 """
 
 from headway.ops.gated_norm import gated_norm
