@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorts the features of a batch into a fixed order, by name.
+"""Puts the features of a batch into the fixed order of a sharded collection, matched by name.
 
 TorchRec records the positions of features in the first batch and uses them for all later ones. A later batch with its
 keys in another order, such as from another data loader, would be looked up in the wrong tables.
@@ -30,7 +30,7 @@ class FeatureOrder:
         self._places: dict[tuple[str, ...], tuple[list[int], torch.Tensor]] = {}
 
     def apply(self, features: Any) -> KeyedJaggedTensor:
-        """Returns the features in our order, without other features. Copies nothing if they have that order already.
+        """Returns the features in the collection's order, and drops others. Copies nothing if the order is right.
 
         Args:
             features: a ``KeyedJaggedTensor`` or ``TensorDict`` with its keys in any order.
