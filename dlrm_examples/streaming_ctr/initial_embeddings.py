@@ -27,16 +27,16 @@ _ROUNDS = 10
 
 
 def uniform_embeddings(table: str, id_M: torch.Tensor, *, dim: int, span: float, seed: int) -> torch.Tensor:
-    """Initial embeddings, uniform in [-span, span].
+    """Initial embeddings, uniform in [-span, span); all 0 if ``span`` is 0.
 
     Args:
         table: name of the table.
-        id_M: (M,) int64.
+        id_M: (M,) int64, on the CPU.
         dim: D.
         span: at least 0.
         seed: 0 to 2**64 - 1.
     Returns:
-        (M, D) float32.
+        (M, D) float32, on the CPU.
     """
     call_W = torch.arange((dim + 3) // 4)
     shape = (len(id_M), len(call_W))
@@ -46,7 +46,7 @@ def uniform_embeddings(table: str, id_M: torch.Tensor, *, dim: int, span: float,
         torch.full(shape, zlib.crc32(table.encode())),
         call_W.expand(shape),
     ]
-    words = torch.stack(_philox(counter, seed), dim=2).reshape(len(id_M), -1)[:, :dim]
+    words = torch.stack(_philox(counter, seed), dim=2).flatten(1)[:, :dim]
     low = torch.tensor(-span, dtype=torch.float32)
     return ((words >> 8).double() * 2.0**-24 * (-2 * low).double() + low.double()).float()
 

@@ -151,6 +151,10 @@ def test_initial_vectors_depend_on_seed_table_and_id_and_fill_their_range() -> N
     assert not torch.equal(embeddings, uniform_embeddings("a", ids, dim=6, span=0.3, seed=2))
 
 
+def test_initial_vectors_of_no_ids_have_the_width_of_the_table() -> None:
+    assert uniform_embeddings("a", IDS[:0], dim=6, span=0.3, seed=1).shape == (0, 6)
+
+
 def use_under(limits: TableLimits, *, num_ids: int) -> TableUse:
     """Use after three steps, each with new ids and with the first 40 ids."""
     tables = DynamicTables(FEATURES, SETTINGS, limits=limits)
