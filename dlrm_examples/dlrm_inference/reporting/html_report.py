@@ -32,7 +32,7 @@ def write_report(
 
     Args:
         plan: the plan that was run.
-        rows: results.
+        rows: one result per workload, system and lag bound.
         directory: existing folder.
         load: load of the host during the runs; None if it is not known.
         notes: remarks on the data, such as malformed lines.
@@ -67,14 +67,18 @@ def _section(
         "name": name,
         "description": workload.conditions.description,
         "headline": headline(rows, load),
+        # Points whose predictions are not bit-identical to those of the plan's first point.
         "different": [f"{row.point.system} k={row.point.max_lag}" for row in rows if not row.identical],
         "picture": _save(plot_comparison(rows, name), directory / f"{stem}.png"),
         "cells": table_cells(rows),
+        # Memory per unit of k in bytes: tensors of pending steps by system, the paper's estimate for the same, and the
+        # receive buffers of Headway. bytes_per_lag() is the slope over k, for systems measured with two bounds or more.
         "held": bytes_per_lag(rows, lambda row: row.held_bytes),
         "paper": paper_bytes_per_lag(plan, index),
         "reserved": bytes_per_lag(rows, lambda row: row.library_bytes),
         "waits": wait_cells(waits) if waits else None,
         "waits_picture": _save(plot_waits(waits), directory / f"{stem}_waits.png") if waits else None,
+        # Blocks larger than a slot, of all ranks and bounds. Their exchanges could not lag.
         "lost": sum(entry.lag_lost for entry in waits),
     }
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 
 def draw_zipf(random: np.random.Generator, *, num_values: int, exponent: float, size: int) -> npt.NDArray[np.int64]:
-    """Draws ranks in [0, num_values) with probability close to (rank + 1) ** -exponent.
+    """Draws ranks in [0, num_values) with probability roughly proportional to (rank + 1) ** -exponent.
 
     Args:
         random: random generator.
