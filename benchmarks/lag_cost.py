@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of a bound k > 0 when no rank is late: groups with different bounds take turns in the same processes.
 
+The bound k (``max_lag``) is the number of exchanges that a rank may run ahead of its peers.
+
 All bounds cycle through the same sets of buffers, one set more than the largest bound. So only the bound differs. One
 more row shows blocking calls that reuse a single set: a program with calls in flight cannot do that.
 """
@@ -35,14 +37,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--lags", type=whole_number(1), nargs="+", default=[1, 2, 3, 4], metavar="K",
                         help="bounds to compare with 0 (default: 1 2 3 4)")  # fmt: skip
     parser.add_argument("--slot-bytes", type=size, metavar="BYTES",
-                        help="largest block that lags (default: as the largest size needs, 256K at least)")  # fmt: skip
+                        help="largest block that can lag; an exchange with a larger one works, but does not lag "
+                             "(default: as the largest size needs, 256K at least)")  # fmt: skip
     add_program_options(parser)
     options = parser.parse_args(argv)
     return measure_and_report("lag_cost", parser, options, measure=measure, format_points=format_points, panels=_panels)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Measures one point for each number of ranks, size and bound, and one for bound 0 with a single set of buffers."""
+    """Measures one point for each number of ranks, size and bound.
+
+    For each number of ranks and size, it also measures bound 0 with a single set of buffers.
+    """
     programs = Programs(options.programs)
     sizes = flat(options.sizes)
     points = []
@@ -64,11 +70,13 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
-    """Merges the points of one size and bound, and compares them with bound 0 turn by turn.
+    """Merges the points of equal size, bound and number of sets, and compares them with bound 0 turn by turn.
+
+    The base of all ratios is bound 0 on all sets of buffers, also for the point with a single set.
 
     Returns:
         points whose ``extra`` has ``time_ratio``, ``time_ratio_low`` and ``time_ratio_high``: the median over turns of
-        this point's time over that of bound 0 on the same buffers, with its 95% interval.
+        this point's time over that of the base, with its 95% interval.
     """
     num_sets = max(point.params["sets"] for points in rounds for point in points)
     turns_s: dict[tuple[int, int, int], list[float]] = defaultdict(list)
@@ -101,7 +109,7 @@ def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each number of ranks, size and bound."""
+    """Formats the table: one row for each number of ranks, size, bound and number of sets of buffers."""
     rows = [
         (
             f"{point.params['ranks']} ranks",
