@@ -2,10 +2,10 @@
 
 // Measures how much memory a group takes: what the library says it reserves, and what the kernel says is resident.
 //
-// Reserved memory that was never touched has no pages, so it is read three times: before the group, after it
-// connected, and after enough exchanges to touch each slot. Resident memory is proportional (Pss): a page that four
-// ranks map counts as a quarter at each, so the sum over the ranks is right. The buffers of the benchmark are filled
-// before the first reading, and cancel out.
+// Reserved memory that was never touched has no pages. Resident memory is therefore read three times: before the group
+// exists, after it connected, and after enough exchanges to touch each slot. Resident memory is proportional (Pss): a
+// page that four ranks map counts as a quarter at each, so the sum over the ranks is right. The buffers of the
+// benchmark are filled before the first reading, and cancel out.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"
@@ -37,7 +37,7 @@ double sum(std::vector<double> const& values) { return std::accumulate(values.be
 }  // namespace
 
 void measure_memory(RankContext const& context) {
-  int const lag = context.settings.lag;
+  int const lag = context.settings.lag;  // Exchanges that a rank may run ahead; lag + 1 calls are in flight.
   std::size_t const bytes = context.settings.sizes.front();
   auto sets = context.make_buffers(bytes, lag);
   for (auto& set : sets) set.fill(0);
@@ -50,7 +50,8 @@ void measure_memory(RankContext const& context) {
   context.barrier.wait();
   double const connected = proportional_bytes();
   context.barrier.wait();
-  // Two rounds touch every slot that calls of this size use: depth is 2 * (lag + 1), and a round has lag + 1 calls.
+  // A round has lag + 1 calls and the ring 2 * (lag + 1) slots, so two rounds touch every slot that calls of this size
+  // use. Four rounds write each of them twice.
   for (std::uint64_t round = 0; round < 4; ++round) exchange_and_check(*exchange, sets, round);
   context.barrier.wait();
   double const used = proportional_bytes();
@@ -63,6 +64,7 @@ void measure_memory(RankContext const& context) {
   point.add("samples", columns[0].size());
   point.add("reserved_bytes", sum(columns[0]));
   point.add("resident_bytes_connected", sum(columns[1])).add("resident_bytes_used", sum(columns[2]));
+  // `rate` is a field of every point. Here it repeats reserved_bytes.
   point.add("rate", sum(columns[0])).add("unit", "bytes reserved by all ranks together");
   print_point(point);
 }
