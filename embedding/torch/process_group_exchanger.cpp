@@ -157,8 +157,9 @@ class HeadwayGroupExchanger final : public Exchanger {
   [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
     return translated([&] { return below_.receive(block, peer, number); });
   }
+  /// See ProcessGroupExchanger::all_gather().
   [[nodiscard]] std::vector<std::string> all_gather(std::string const& text) override {
-    return std::vector<std::string>(static_cast<std::size_t>(size()), text);  // See ProcessGroupExchanger::all_gather().
+    return std::vector<std::string>(static_cast<std::size_t>(size()), text);
   }
 
  private:

@@ -19,6 +19,25 @@ class HostBatchDeviceTest : public testing::Test {
   std::shared_ptr<BatchDevice> device_ = make_host_batch_device();
 };
 
+TEST_F(HostBatchDeviceTest, AFreedBlockIsUsedAgainForOneOfItsSize) {
+  void const* first = nullptr;
+  {
+    auto const block = device_->block<float>(300'000);
+    first = block.data();
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 64, 0U);
+  }
+  auto const same = device_->block<float>(299'990), other = device_->block<float>(300'000);
+  EXPECT_EQ(same.data(), first);
+  EXPECT_NE(other.data(), first);
+}
+
+TEST_F(HostBatchDeviceTest, BlocksMayOutliveTheirDevice) {
+  auto block = device_->block<float>(1'000);
+  device_.reset();
+  std::ranges::fill(block.span, 1.0F);
+  block = {};
+}
+
 TEST_F(HostBatchDeviceTest, KeysAreDecodedAsTheyWereEncoded) {
   std::mt19937_64 random(5);
   for (std::size_t const count : {0, 1, 2, 50}) {

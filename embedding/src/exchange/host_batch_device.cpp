@@ -10,9 +10,12 @@
 #include "headway/embedding/routing.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <new>
 #include <numeric>
 
@@ -41,6 +44,61 @@ UniqueBlocks blocks_of(UniqueKeys keys, bool are_unique) {
           .on_host = unique};
 }
 
+/// Freed blocks for the next batch, by size. A step frees and allocates the same sizes again. Without the pool malloc()
+/// would give their pages back to the system each time, and the faults of new pages take longer than the lookup.
+///
+/// Sizes are rounded up to an eighth of a power of two. The pool never holds more than was in use at once.
+class BlockPool : public std::enable_shared_from_this<BlockPool> {
+ public:
+  BlockPool() = default;
+  BlockPool(BlockPool const&) = delete;
+  BlockPool& operator=(BlockPool const&) = delete;
+  ~BlockPool() {
+    for (auto const& [size, blocks] : free_) {
+      for (void* const block : blocks) ::operator delete(block, kAlignment);
+    }
+  }
+
+  [[nodiscard]] std::shared_ptr<void> allocate(std::size_t num_bytes) {
+    std::size_t const step = std::max(std::bit_ceil(num_bytes) / 16, kLeastBytes);
+    std::size_t const size = (num_bytes + step - 1) / step * step;
+    return {take(size), [pool = shared_from_this(), size](void* block) { pool->give_back(block, size); }};
+  }
+
+ private:
+  static constexpr std::size_t kLeastBytes = 64;
+
+  void* take(std::size_t size) {
+    std::lock_guard const lock(mutex_);
+    used_bytes_ += size;
+    most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
+    auto& blocks = free_[size];
+    if (blocks.empty()) {
+      blocks.reserve(blocks.capacity() + 1);  // So give_back() does not allocate.
+      return ::operator new(size, kAlignment);
+    }
+    void* const block = blocks.back();
+    blocks.pop_back();
+    free_bytes_ -= size;
+    return block;
+  }
+
+  void give_back(void* block, std::size_t size) {
+    std::lock_guard const lock(mutex_);
+    used_bytes_ -= size;
+    auto& blocks = free_[size];
+    if (free_bytes_ + size > most_used_bytes_ || blocks.size() == blocks.capacity()) {
+      return ::operator delete(block, kAlignment);
+    }
+    blocks.push_back(block);
+    free_bytes_ += size;
+  }
+
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> free_;  ///< Blocks by size.
+  std::size_t used_bytes_ = 0, most_used_bytes_ = 0, free_bytes_ = 0;
+};
+
 class HostNumbers final : public HostCopy {
  public:
   explicit HostNumbers(Block<std::int64_t> numbers) : numbers_(std::move(numbers)) {}
@@ -56,9 +114,7 @@ class HostBatchDevice final : public BatchDevice {
       : thread_pool_(std::move(thread_pool)), deduplicator_(make_cpu_deduplicator(thread_pool_)) {}
 
   [[nodiscard]] bool is_host() const override { return true; }
-  [[nodiscard]] std::shared_ptr<void> allocate(std::size_t num_bytes) override {
-    return {::operator new(num_bytes, kAlignment), [](void* memory) { ::operator delete(memory, kAlignment); }};
-  }
+  [[nodiscard]] std::shared_ptr<void> allocate(std::size_t num_bytes) override { return pool_->allocate(num_bytes); }
   [[nodiscard]] std::unique_ptr<Table> make_table(TableOptions const& options) override {
     auto with_pool = options;
     if (with_pool.thread_pool == nullptr) with_pool.thread_pool = thread_pool_;
@@ -214,6 +270,7 @@ class HostBatchDevice final : public BatchDevice {
  private:
   std::shared_ptr<base::ThreadPool> thread_pool_;
   std::unique_ptr<Deduplicator> deduplicator_;
+  std::shared_ptr<BlockPool> pool_ = std::make_shared<BlockPool>();
 };
 
 }  // namespace
