@@ -87,10 +87,10 @@ void define_lookup(py::module_& module) {
       .def("update", &TensorLookup::update, WithoutGil(), py::arg("batch"), py::kw_only(), py::arg("steps"),
            py::arg("rates"))
       .def("num_refused", &TensorLookup::num_refused, WithoutGil())
-      .def("replace_tables", &TensorLookup::replace_tables)
-      .def("has_gradients", &TensorLookup::has_gradients)
+      .def("replace_tables", &TensorLookup::replace_tables, WithoutGil())
+      .def("has_gradients", &TensorLookup::has_gradients, WithoutGil())
       .def("new_gradients", &TensorLookup::new_gradients, WithoutGil())
-      .def("expect_unchanged", &TensorLookup::expect_unchanged)
+      .def("expect_unchanged", &TensorLookup::expect_unchanged, WithoutGil())
       .def("apply", &TensorLookup::apply, WithoutGil(), py::kw_only(), py::arg("step"), py::arg("rates"),
            py::arg("divisors"))
       .def("drop", &TensorLookup::drop, WithoutGil())

@@ -25,16 +25,17 @@ class Started final : public Exchanger::Exchange {
   Started(c10::intrusive_ptr<c10d::Work> work, at::Device device) : work_(std::move(work)), device_(device) {}
   Started(Started const&) = delete;
   Started& operator=(Started const&) = delete;
-  /// Waits, since the group uses the blocks until the exchange is done.
+  /// The work keeps its tensors, and they the blocks. On a device only the caller's stream waits.
   ~Started() override {
-    if (work_ == nullptr) return;
+    if (work_ == nullptr || device_.is_cpu()) return;
     try {
       work_->wait();
     } catch (std::exception const&) {  // The group has failed, so it no longer uses the blocks.
     }
   }
   void wait() override {
-    if (auto const work = std::exchange(work_, nullptr); work != nullptr) work->wait();
+    if (work_ != nullptr) work_->wait();
+    work_.reset();
   }
   void wait_on(CudaStream stream) override {
     // The number of a stream that is not torch's own is its address, as in c10::cuda::getStreamFromExternal(), which
@@ -63,10 +64,10 @@ c10::intrusive_ptr<c10d::Work> all_to_all(Group& group, at::Tensor& out, at::Ten
   }
 }
 
-/// A tensor of bytes that shares the memory of blocks which lie one after the other.
+/// A tensor of bytes that shares the memory of blocks which lie one after the other, and keeps it.
 template <class Byte>
-at::Tensor bytes_of(std::span<std::span<Byte> const> blocks, std::vector<std::int64_t> const& sizes,
-                    at::Device device) {
+at::Tensor bytes_of(std::span<std::span<Byte> const> blocks, std::vector<std::int64_t> const& sizes, at::Device device,
+                    std::shared_ptr<void const> const& memory) {
   std::int64_t total = 0;
   Byte* first = nullptr;
   for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
@@ -77,7 +78,7 @@ at::Tensor bytes_of(std::span<std::span<Byte> const> blocks, std::vector<std::in
   auto const options = at::TensorOptions(at::kByte).device(device);
   if (total == 0) return at::empty({0}, options);
   return at::from_blob(
-      const_cast<std::byte*>(first), {total}, [](void*) {}, options, device);
+      const_cast<std::byte*>(first), {total}, [memory](void*) {}, options, device);
 }
 
 template <class Byte>
@@ -91,20 +92,23 @@ std::vector<std::int64_t> sizes_of(std::span<std::span<Byte> const> blocks) {
 
 std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::start(std::span<std::span<std::byte const> const> sends,
                                                                   std::span<std::span<std::byte> const> receives,
+                                                                  std::shared_ptr<void const> memory,
                                                                   std::span<std::size_t> received_bytes) {
   base::expects(received_bytes.empty(), "a process group needs the sizes of blocks before");
   auto send_sizes = sizes_of(sends), receive_sizes = sizes_of(receives);
-  auto in = bytes_of(sends, send_sizes, device_), out = bytes_of(receives, receive_sizes, device_);
+  auto in = bytes_of(sends, send_sizes, device_, memory), out = bytes_of(receives, receive_sizes, device_, memory);
   return std::make_unique<Started>(all_to_all(*group_, out, in, receive_sizes, send_sizes), device_);
 }
 
 std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::send(std::span<std::byte const> /*block*/, int /*peer*/,
-                                                                 std::uint64_t /*number*/) {
+                                                                 std::uint64_t /*number*/,
+                                                                 std::shared_ptr<void const> /*memory*/) {
   throw base::UsageError("exchanges of a process group have no messages between two ranks");
 }
 
 std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::receive(std::span<std::byte> /*block*/, int /*peer*/,
-                                                                    std::uint64_t /*number*/) {
+                                                                    std::uint64_t /*number*/,
+                                                                    std::shared_ptr<void const> /*memory*/) {
   throw base::UsageError("exchanges of a process group have no messages between two ranks");
 }
 
@@ -136,30 +140,34 @@ decltype(auto) with_errors_of_torch(Function const& function) {
   }
 }
 
-/// A GroupExchanger over the group of a process group, with errors of torch.
+/// Exchanges over the comm::Group of a backend, with errors of torch. It asks the backend for the group at each call:
+/// the group may have been shut down, or belong to the parent process.
 class HeadwayGroupExchanger final : public Exchanger {
  public:
-  explicit HeadwayGroupExchanger(std::shared_ptr<comm::Group> group)
-      : group_(std::move(group)), below_(*group_, 0, &raise_pending_signals) {}
+  explicit HeadwayGroupExchanger(c10::intrusive_ptr<c10d::Backend> const& backend)
+      : backend_(backend), rank_(backend->getRank()), size_(backend->getSize()) {}
 
-  [[nodiscard]] int rank() const override { return below_.rank(); }
-  [[nodiscard]] int size() const override { return below_.size(); }
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int size() const override { return size_; }
   [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes) override {
-    return translated([&] { return below_.start(sends, receives, received_bytes); });
+    return with_group(
+        [&](GroupExchanger& group) { return group.start(sends, receives, std::move(memory), received_bytes); });
   }
-  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                               std::uint64_t number) override {
-    return translated([&] { return below_.send(block, peer, number); });
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
+                                               std::shared_ptr<void const> memory) override {
+    return with_group([&](GroupExchanger& group) { return group.send(block, peer, number, std::move(memory)); });
   }
-  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
-    return translated([&] { return below_.receive(block, peer, number); });
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,
+                                                  std::shared_ptr<void const> memory) override {
+    return with_group([&](GroupExchanger& group) { return group.receive(block, peer, number, std::move(memory)); });
   }
   /// See ProcessGroupExchanger::all_gather().
   [[nodiscard]] std::vector<std::string> all_gather(std::string const& text) override {
-    return std::vector<std::string>(static_cast<std::size_t>(size()), text);
+    return std::vector<std::string>(static_cast<std::size_t>(size_), text);
   }
 
  private:
@@ -177,21 +185,35 @@ class HeadwayGroupExchanger final : public Exchanger {
   };
 
   template <class Start>
-  [[nodiscard]] std::unique_ptr<Exchange> translated(Start const& start) const {
-    return std::make_unique<Translated>(group_, with_errors_of_torch(start));
+  [[nodiscard]] std::unique_ptr<Exchange> with_group(Start const& start) const {
+    auto const backend = backend_.lock();
+    TORCH_CHECK_WITH(DistBackendError, backend != nullptr, "headway: the group of these tables was destroyed");
+    auto group = dynamic_cast<comm::GroupOwner const&>(*backend).shared_group();
+    GroupExchanger exchanger(*group, 0, &raise_pending_signals);
+    auto started = with_errors_of_torch([&] { return start(exchanger); });
+    return std::make_unique<Translated>(std::move(group), std::move(started));
   }
 
-  std::shared_ptr<comm::Group> group_;
-  GroupExchanger below_;
+  c10::weak_intrusive_ptr<c10d::Backend> backend_;
+  int rank_, size_;
 };
+
+/// The backend for tensors on the CPU, or null if there is none, as in process groups that are written in Python.
+c10::intrusive_ptr<c10d::Backend> host_backend(c10d::ProcessGroup& group) {
+  try {
+    return group.getBackend(c10::DeviceType::CPU);
+  } catch (c10::Error const&) {
+    return {};
+  }
+}
 
 }  // namespace
 
 std::unique_ptr<Exchanger> make_exchanger(c10::intrusive_ptr<c10d::ProcessGroup> const& group, at::Device device) {
   if (device.is_cpu()) {
-    auto const backend = group->getBackend(c10::DeviceType::CPU);
-    if (auto const* const owner = dynamic_cast<comm::GroupOwner const*>(backend.get())) {
-      return std::make_unique<HeadwayGroupExchanger>(owner->shared_group());
+    auto const backend = host_backend(*group);
+    if (dynamic_cast<comm::GroupOwner const*>(backend.get()) != nullptr) {
+      return std::make_unique<HeadwayGroupExchanger>(backend);
     }
   }
   return std::make_unique<ProcessGroupExchanger>(group, device);

@@ -26,10 +26,12 @@ class ProcessGroupExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return false; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes) override;
-  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                               std::uint64_t number) override;
-  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override;
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
+                                               std::shared_ptr<void const> memory) override;
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,
+                                                  std::shared_ptr<void const> memory) override;
   [[nodiscard]] std::vector<std::string> all_gather(std::string const& text) override;
 
  private:

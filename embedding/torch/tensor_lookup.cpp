@@ -108,7 +108,10 @@ at::Tensor join_rows(std::span<at::Tensor const> pieces, std::span<std::int64_t 
   if (some == pieces.end()) return {};
   if (pieces.size() == 1) return some->contiguous();
   if (pieces.front().defined() && are_adjacent(pieces)) {
-    return rows_of(pieces.front(), 0, std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0}));
+    auto joined = rows_of(pieces.front(), 0, std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0}));
+    // Writes to the pieces, which are views of one tensor, count as writes to the whole.
+    joined.unsafeGetTensorImpl()->set_version_counter(pieces.front().unsafeGetTensorImpl()->version_counter());
+    return joined;
   }
   std::vector<at::Tensor> all;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
@@ -121,10 +124,16 @@ bool has_storage_of_its_own(at::Tensor const& tensor) {
   return static_cast<std::size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
 }
 
-/// A block that keeps a tensor alive.
+/// A block that keeps a tensor alive. If another stream uses it last, the allocator waits for that one.
 Block<float const> block_of(at::Tensor const& tensor) {
-  return {std::span(static_cast<float const*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel())),
-          std::make_shared<at::Tensor>(tensor)};
+  std::span const values(static_cast<float const*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel()));
+  if (tensor.is_cpu()) return {values, std::make_shared<at::Tensor>(tensor)};
+  auto const release = [made_on = current_stream(tensor.device())](at::Tensor const* kept) {
+    auto const used_on = current_stream(kept->device());
+    if (used_on != made_on) kept->record_stream(used_on);
+    delete kept;
+  };
+  return {values, std::shared_ptr<at::Tensor const>(new at::Tensor(tensor), release)};
 }
 
 /// A tensor that raises if it is differentiated: second derivatives are not there.
@@ -178,17 +187,22 @@ struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
   };
 };
 
-// Blocks go back to the streams that made them, so these have to wait for all others that used the batch.
+// Blocks go back to the streams that made them. Streams come in the order of their first use, and one uses the blocks
+// of those before it, so these wait for it. An exchange that has not been waited for may take a while to free its
+// parts, so other Python threads run meanwhile.
 TensorBatch::~TensorBatch() {
   if (is_waiting_) --*num_waiting_;
-  if (streams_.size() < 2) return;
-  for (auto const& used : streams_) {
-    c10::Event done(used.device_type());
-    done.record(used);
-    for (auto const& made : streams_) {
-      if (made != used) done.block(made);
+  std::optional<pybind11::gil_scoped_release> released;
+  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+  try {
+    for (std::size_t later = 1; later < streams_.size(); ++later) {
+      c10::Event done(streams_[later].device_type());
+      done.record(streams_[later]);
+      for (std::size_t earlier = 0; earlier < later; ++earlier) done.block(streams_[earlier]);
     }
+  } catch (std::exception const&) {  // The device has failed; the next call on it tells why.
   }
+  batch_.reset();
 }
 
 TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
@@ -241,6 +255,7 @@ void TensorLookup::change(Work const& work, std::size_t first) {
 TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, std::vector<at::Tensor> const& lengths,
                                            std::vector<std::optional<at::Tensor>> const& weights,
                                            LookupSettings const& settings) {
+  std::lock_guard const lock(mutex_);
   auto batch = c10::make_intrusive<TensorBatch>();
   std::vector<std::optional<at::Tensor>> detached = weights;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -252,6 +267,8 @@ TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, s
         batch->learned_.push_back({.merged = merged,
                                    .feature = i,
                                    .weights = *weights[i],
+                                   .type = weights[i]->scalar_type(),
+                                   .num_keys = weights[i]->numel(),
                                    .lengths = lengths[i].clone(),
                                    .pooling = poolings_[i],
                                    .first_key = first_key});
@@ -279,30 +296,34 @@ TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, s
   return batch;
 }
 
-TensorLookup::BatchPtr TensorLookup::begin_again(TensorBatch const& batch) {
-  auto again = c10::make_intrusive<TensorBatch>();
-  again->num_bags_ = batch.num_bags_;
-  again->learned_ = batch.learned_;
-  again->inserts_ = batch.inserts_;
-  again->num_waiting_ = num_waiting_;
-  use(*again);
-  again->batch_ = sharded_->begin_again(*batch.batch_);
-  return again;
+TensorLookup::BatchPtr TensorLookup::run_of(TensorBatch& begun) {
+  auto run = c10::make_intrusive<TensorBatch>();
+  run->num_bags_ = begun.num_bags_;
+  run->learned_ = begun.learned_;
+  for (auto& learned : run->learned_) learned.weights.reset();
+  run->inserts_ = begun.inserts_;
+  run->num_waiting_ = num_waiting_;
+  run->streams_ = begun.streams_;
+  if (sharded_->is_finished(*begun.batch_)) begun.batch_ = sharded_->begin_again(*begun.batch_);
+  run->batch_ = begun.batch_;
+  return run;
 }
 
 std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<at::Tensor> const& anchors) {
-  auto const batch = sharded_->is_finished(*begun->batch_) ? begin_again(*begun) : begun;
-  bool const is_recomputation = torch::autograd::get_current_graph_task_id() != -1;
-  if (is_recomputation) {
-    sharded_->read_only(*batch->batch_);
-    batch->inserts_ = false;
-  }
+  std::lock_guard const lock(mutex_);
   // A replayed CUDA graph may overwrite the memory of pending gradients from here on.
   if (sharded_->num_pending() > 0) {
+    expect_unread_unchanged();
+    for (auto const& batch : pending_) use(*batch);
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       static_cast<void>(sharded_->add_gradients(merged, sharded_->num_pending()));
     }
     unread_.clear();
+  }
+  auto const batch = run_of(*begun);
+  if (torch::autograd::get_current_graph_task_id() != -1) {  // A repeated forward pass of activation checkpointing.
+    sharded_->read_only(*batch->batch_);
+    batch->inserts_ = false;
   }
   use(*batch);
   if (batch->inserts_) {
@@ -313,7 +334,7 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
   std::vector<at::Tensor> inputs = anchors;
   bool const has_autograd = at::GradMode::is_enabled();
   if (has_autograd) {
-    for (auto const& learned : batch->learned_) inputs.push_back(learned.weights);
+    for (auto const& learned : begun->learned_) inputs.push_back(learned.weights);
     batch->is_waiting_ = true;
     ++*num_waiting_;
   }
@@ -341,11 +362,13 @@ std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
 }
 
 void TensorLookup::start_keys(BatchPtr const& batch) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   sharded_->start_keys(*batch->batch_);
 }
 
 void TensorLookup::look_up(BatchPtr const& batch, bool inserts) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   batch->inserts_ = inserts;
   if (!inserts) return sharded_->read_only(*batch->batch_), sharded_->look_up(*batch->batch_);
@@ -353,11 +376,13 @@ void TensorLookup::look_up(BatchPtr const& batch, bool inserts) {
 }
 
 void TensorLookup::start_embeddings(BatchPtr const& batch) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   sharded_->start_embeddings(*batch->batch_);
 }
 
 std::vector<at::Tensor> TensorLookup::take_embeddings(BatchPtr const& batch) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   if (!sharded_->is_finished(*batch->batch_)) sharded_->finish(*batch->batch_);
   auto outputs = expand(*batch);
@@ -366,12 +391,14 @@ std::vector<at::Tensor> TensorLookup::take_embeddings(BatchPtr const& batch) {
 }
 
 at::Tensor TensorLookup::own_refused(BatchPtr const& batch) const {
+  std::lock_guard const lock(mutex_);
   auto const& refused = sharded_->own_refused(*batch->batch_);
   auto const count = static_cast<std::int64_t>(refused.size());
   return tensor_of(refused.span, refused.owner, std::max<std::int64_t>(count, 1)).sum().to(at::kLong);
 }
 
 void TensorLookup::start_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients, double factor) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   std::vector<GradientRows> rows;
   for (auto const& joined : join(*batch, gradients)) {
@@ -382,20 +409,27 @@ void TensorLookup::start_gradients(BatchPtr const& batch, std::vector<at::Tensor
 
 void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> const& steps,
                           std::vector<double> const& rates) {
+  std::lock_guard const lock(mutex_);
   use(*batch);
   std::vector<TableStep> all;
   for (std::size_t i = 0; i < steps.size(); ++i) all.push_back({.number = steps[i], .rates = {.rate = rates[i]}});
+  struct DropAtEnd {  // Also after an error of the rates: the next backward pass must not apply these too.
+    TensorLookup& lookup;
+    ~DropAtEnd() { lookup.drop_pending(); }
+  } const drop_at_end{*this};
   static_cast<void>(sharded_->finish_gradients(*batch->batch_));
   change([&] { sharded_->apply_gradients(all); });
 }
 
 std::uint64_t TensorLookup::num_refused(BatchPtr const& batch) const {
+  std::lock_guard const lock(mutex_);
   std::uint64_t sum = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) sum += sharded_->num_refused(*batch->batch_, merged);
   return sum;
 }
 
 void TensorLookup::replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables) {
+  std::lock_guard const lock(mutex_);
   base::expects(tables.size() == tables_.size(), "one table for each merged table");
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
     sharded_->replace_table(merged, tables[merged]->shared_table());
@@ -417,6 +451,7 @@ std::vector<at::Tensor> TensorLookup::join(TensorBatch const& batch, std::vector
 }
 
 void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients) {
+  std::lock_guard const lock(mutex_);
   if (std::exchange(batch->is_waiting_, false)) --*num_waiting_;
   // While another batch waits for its backward pass, autograd may reuse the memory of these gradients for it.
   bool const may_be_reused = *num_waiting_ > 0;
@@ -457,7 +492,7 @@ at::Tensor TensorLookup::gradient_of_weights(TensorBatch const& batch, TensorBat
                                              at::Tensor const& gradients) const {
   auto const& unique = sharded_->unique_keys(*batch.batch_, learned.merged);
   auto const& embeddings = sharded_->embeddings(*batch.batch_, learned.merged);
-  auto const num_keys = learned.weights.numel();
+  auto const num_keys = learned.num_keys;
   auto of_bags = gradients;
   if (learned.pooling != Pooling::kNone) {
     if (learned.pooling == Pooling::kMean) of_bags = of_bags / learned.lengths.clamp_min(1).unsqueeze(1);
@@ -468,10 +503,13 @@ at::Tensor TensorLookup::gradient_of_weights(TensorBatch const& batch, TensorBat
       unique.inverse_indices.data() + learned.first_key, {num_keys}, [](void*) {}, options, device_);
   auto const dim = static_cast<std::int64_t>(tables_[learned.merged]->table().dim());
   auto of_keys = tensor_of(embeddings.span, embeddings.owner, dim).index_select(0, inverse);
-  return of_keys.mul_(of_bags).sum(1).to(learned.weights.scalar_type());
+  return of_keys.mul_(of_bags).sum(1).to(learned.type);
 }
 
 std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> TensorLookup::new_gradients(std::size_t merged) {
+  std::lock_guard const lock(mutex_);
+  if (num_marked_[merged] < sharded_->num_pending()) expect_unread_unchanged();
+  for (auto const& batch : pending_) use(*batch);
   std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> result;
   auto const dim = static_cast<std::int64_t>(tables_[merged]->table().dim());
   for (auto const& [keys, values] : sharded_->add_gradients(merged, num_marked_[merged])) {
@@ -490,7 +528,22 @@ std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> TensorLookup::new_
   return result;
 }
 
+bool TensorLookup::has_gradients(std::size_t merged) const {
+  std::lock_guard const lock(mutex_);
+  return sharded_->has_gradients(merged);
+}
+
+Traffic TensorLookup::traffic() const {
+  std::lock_guard const lock(mutex_);
+  return sharded_->traffic();
+}
+
 void TensorLookup::expect_unchanged() const {
+  std::lock_guard const lock(mutex_);
+  expect_unread_unchanged();
+}
+
+void TensorLookup::expect_unread_unchanged() const {
   for (auto const& each : unread_) {
     if (each.values._version() != each.version) {
       throw std::runtime_error(
@@ -501,7 +554,8 @@ void TensorLookup::expect_unchanged() const {
 
 void TensorLookup::apply(std::uint64_t step, std::vector<std::map<std::uint32_t, double>> const& rates,
                          std::vector<double> const& divisors) {
-  expect_unchanged();
+  std::lock_guard const lock(mutex_);
+  expect_unread_unchanged();
   std::vector<TableStep> all;
   for (std::size_t merged = 0; merged < rates.size(); ++merged) {
     all.push_back(
@@ -509,13 +563,18 @@ void TensorLookup::apply(std::uint64_t step, std::vector<std::map<std::uint32_t,
   }
   struct DropAtEnd {
     TensorLookup& lookup;
-    ~DropAtEnd() { lookup.drop(); }
+    ~DropAtEnd() { lookup.drop_pending(); }
   } const drop_at_end{*this};
   for (auto const& batch : pending_) use(*batch);
   change([&] { sharded_->apply_gradients(all); });
 }
 
 void TensorLookup::drop() {
+  std::lock_guard const lock(mutex_);
+  drop_pending();
+}
+
+void TensorLookup::drop_pending() {
   sharded_->drop_gradients();
   unread_.clear();
   std::ranges::fill(num_marked_, 0);
@@ -524,7 +583,9 @@ void TensorLookup::drop() {
 }
 
 void TensorLookup::scale(at::Tensor const& factor) {
-  expect_unchanged();
+  std::lock_guard const lock(mutex_);
+  expect_unread_unchanged();
+  for (auto const& batch : pending_) use(*batch);
   auto const on_device = factor.to(at::TensorOptions(at::kFloat).device(device_));
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     sharded_->scale_gradients(merged, static_cast<float const*>(on_device.const_data_ptr()));
@@ -533,7 +594,9 @@ void TensorLookup::scale(at::Tensor const& factor) {
 }
 
 at::Tensor TensorLookup::norm(std::size_t merged) {
-  expect_unchanged();
+  std::lock_guard const lock(mutex_);
+  expect_unread_unchanged();
+  for (auto const& batch : pending_) use(*batch);
   auto const squares = sharded_->gradient_squares(merged);
   std::erase_if(unread_, [merged](Unread const& each) { return each.merged == merged; });
   return at::from_blob(

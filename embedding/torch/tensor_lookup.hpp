@@ -7,11 +7,12 @@
 #include "tensor_table.hpp"
 #include "tensors.hpp"
 
-#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -47,15 +48,18 @@ class TensorBatch : public torch::CustomClassHolder {
   /// Weights of a feature that require a gradient.
   struct LearnedWeights {
     std::size_t merged, feature;  ///< `feature` counts those of all merged tables.
-    at::Tensor weights, lengths;
+    at::Tensor weights;           ///< Empty in a batch that waits for gradients: it would keep their graph.
+    at::ScalarType type;
+    std::int64_t num_keys;
+    at::Tensor lengths;
     Pooling pooling;
     std::int64_t first_key;  ///< Position of its first id among the keys of the merged table.
   };
 
-  std::unique_ptr<ShardedTable::Batch> batch_;
+  std::shared_ptr<ShardedTable::Batch> batch_;
   std::vector<std::int64_t> num_bags_;  ///< (outputs)
   std::vector<LearnedWeights> learned_;
-  std::shared_ptr<std::int64_t> num_waiting_;  ///< Batches with autograd that have had no backward pass.
+  std::shared_ptr<std::atomic<std::int64_t>> num_waiting_;  ///< Batches with autograd before their backward pass.
   bool is_waiting_ = false;
   bool inserts_ = true;
   std::vector<c10::Stream> streams_;  ///< CUDA streams that made or used the batch.
@@ -104,7 +108,7 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
   void replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables);
 
-  [[nodiscard]] bool has_gradients(std::size_t merged) const { return sharded_->has_gradients(merged); }
+  [[nodiscard]] bool has_gradients(std::size_t merged) const;
   /// Gradients of a merged table that were not returned before: (W, D) values, and (1,) int32 the number of valid rows
   /// or none: all. Also a mark of what this rank has sent, so that it sees its own NaN and inf.
   [[nodiscard]] std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> new_gradients(std::size_t merged);
@@ -119,7 +123,7 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   void scale(at::Tensor const& factor);
   /// () float64 on the device: the L2 norm of this rank's gradients of a merged table.
   [[nodiscard]] at::Tensor norm(std::size_t merged);
-  [[nodiscard]] Traffic traffic() const { return sharded_->traffic(); }
+  [[nodiscard]] Traffic traffic() const;
 
  private:
   friend struct ExpandFunction;
@@ -131,7 +135,10 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
     std::size_t merged;
   };
 
-  [[nodiscard]] BatchPtr begin_again(TensorBatch const& batch);
+  /// A batch of its own for one finish() of `begun`, without the weights.
+  [[nodiscard]] BatchPtr run_of(TensorBatch& begun);
+  void expect_unread_unchanged() const;
+  void drop_pending();
   [[nodiscard]] std::vector<at::Tensor> expand(TensorBatch& batch);
   /// The gradients of each merged table. @param gradients (outputs), undefined: none
   [[nodiscard]] std::vector<at::Tensor> join(TensorBatch const& batch, std::vector<at::Tensor> const& gradients) const;
@@ -160,7 +167,8 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   bool by_feature_;
   std::vector<Pooling> poolings_;
   std::unique_ptr<ShardedTable> sharded_;
-  std::shared_ptr<std::int64_t> num_waiting_ = std::make_shared<std::int64_t>(0);
+  std::shared_ptr<std::atomic<std::int64_t>> num_waiting_ = std::make_shared<std::atomic<std::int64_t>>(0);
+  mutable std::mutex mutex_;  ///< Held during calls of `sharded_`. Its waits may take the GIL, so callers release that.
   std::vector<Unread> unread_;
   std::vector<std::size_t> num_marked_;        ///< (merged tables) See new_gradients().
   std::vector<std::vector<at::Tensor>> sent_;  ///< (merged tables) Marks of sent gradients, (1, 1), not returned yet.

@@ -165,20 +165,23 @@ class SizedExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return false; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes) override {
     EXPECT_TRUE(received_bytes.empty());
     for (std::size_t i = 1; i < sends.size(); ++i) {
       EXPECT_EQ(sends[i].data(), sends[i - 1].data() + sends[i - 1].size()) << "blocks lie one after the other";
       EXPECT_EQ(receives[i].data(), receives[i - 1].data() + receives[i - 1].size());
     }
-    return below_->start(sends, receives);
+    return below_->start(sends, receives, std::move(memory));
   }
   [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> /*block*/, int /*peer*/,
-                                               std::uint64_t /*number*/) override {
+                                               std::uint64_t /*number*/,
+                                               std::shared_ptr<void const> /*memory*/) override {
     throw base::UsageError("messages between two ranks are not there");
   }
   [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> /*block*/, int /*peer*/,
-                                                  std::uint64_t /*number*/) override {
+                                                  std::uint64_t /*number*/,
+                                                  std::shared_ptr<void const> /*memory*/) override {
     throw base::UsageError("messages between two ranks are not there");
   }
 

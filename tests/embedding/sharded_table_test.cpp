@@ -103,17 +103,19 @@ class CountingExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return below_->takes_capacities(); }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes) override {
     ++num_exchanges_;
-    return below_->start(sends, receives, received_bytes);
+    return below_->start(sends, receives, std::move(memory), received_bytes);
   }
-  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                               std::uint64_t number) override {
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
+                                               std::shared_ptr<void const> memory) override {
     ++num_sends_;
-    return below_->send(block, peer, number);
+    return below_->send(block, peer, number, std::move(memory));
   }
-  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
-    return below_->receive(block, peer, number);
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,
+                                                  std::shared_ptr<void const> memory) override {
+    return below_->receive(block, peer, number, std::move(memory));
   }
 
  private:
@@ -215,6 +217,7 @@ class FailingExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> /*memory*/,
                                                 std::span<std::size_t> received_bytes) override {
     if (--fails_at_ == 0) throw base::OperationError({base::StatusCode::kPeerLost, "a rank was lost"});
     for (std::size_t i = 0; i < sends.size(); ++i) {
@@ -224,11 +227,13 @@ class FailingExchanger final : public Exchanger {
     return std::make_unique<Done>();
   }
   [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> /*block*/, int /*peer*/,
-                                               std::uint64_t /*number*/) override {
+                                               std::uint64_t /*number*/,
+                                               std::shared_ptr<void const> /*memory*/) override {
     return std::make_unique<Done>();
   }
   [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> /*block*/, int /*peer*/,
-                                                  std::uint64_t /*number*/) override {
+                                                  std::uint64_t /*number*/,
+                                                  std::shared_ptr<void const> /*memory*/) override {
     return std::make_unique<Done>();
   }
 

@@ -42,7 +42,7 @@ class CapacityKeyExchange final : public KeyExchange {
         sent_(sizes_of(tables)),
         sends_(device, message_sizes(static_cast<std::size_t>(exchanger.size()))),
         receives_(device, receive_sizes()),
-        received_bytes_(sends_.num_ranks()) {
+        received_bytes_(std::make_shared<std::vector<std::size_t>>(sends_.num_ranks())) {
     encode(tables);
     std::vector<std::span<std::byte const>> firsts;
     std::vector<std::span<std::byte>> receives;
@@ -53,7 +53,7 @@ class CapacityKeyExchange final : public KeyExchange {
       firsts.push_back(std::as_bytes(message.first(first_words_.back())));
       receives.push_back(std::as_writable_bytes(receives_[rank]));
     }
-    exchange_ = exchanger.start(firsts, receives, received_bytes_);
+    exchange_ = exchanger.start(firsts, receives, memory_of(sends_, receives_), *received_bytes_);
   }
 
   [[nodiscard]] SentSizes start_keys() override { return sent_; }
@@ -123,6 +123,15 @@ class CapacityKeyExchange final : public KeyExchange {
     device_.encode(pieces);
   }
 
+  /// What an exchange between these blocks must keep.
+  [[nodiscard]] std::shared_ptr<void const> memory_of(RankBlocks<std::uint64_t> const& sent,
+                                                      RankBlocks<std::uint64_t> const& received) const {
+    return owners_of(sent.all(), received.all(), Block<std::size_t>{*received_bytes_, received_bytes_});
+  }
+  /// Words that came in the first message of a rank.
+  [[nodiscard]] std::size_t num_received(std::size_t rank) const {
+    return (*received_bytes_)[rank] / sizeof(std::uint64_t);
+  }
   /// Number of words of a whole message, from its first words.
   [[nodiscard]] std::size_t num_words(Words message) const {
     std::size_t words = num_tables();
@@ -134,16 +143,19 @@ class CapacityKeyExchange final : public KeyExchange {
   [[nodiscard]] RankBlocks<std::uint64_t> exchange_rests() {
     std::vector<std::size_t> sizes;
     for (std::size_t rank = 0; rank < receives_.num_ranks(); ++rank) {
-      sizes.push_back(num_words(receives_[rank]) - received_bytes_[rank] / sizeof(std::uint64_t));
+      sizes.push_back(num_words(receives_[rank]) - num_received(rank));
     }
     RankBlocks<std::uint64_t> rests(device_, sizes);
     std::vector<std::unique_ptr<Exchanger::Exchange>> messages;
     for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
       auto const peer = static_cast<int>(rank);
       Words const rest = Words(sends_[rank]).subspan(first_words_[rank]);
-      if (!rest.empty()) messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_));
+      if (!rest.empty()) {
+        messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_, memory_of(sends_, rests)));
+      }
       if (sizes[rank] == 0) continue;
-      messages.push_back(exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_));
+      messages.push_back(
+          exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_, memory_of(sends_, rests)));
     }
     for (auto const& message : messages) message->wait();
     return rests;
@@ -152,13 +164,16 @@ class CapacityKeyExchange final : public KeyExchange {
   void decode(RankBlocks<std::uint64_t>& rests, std::span<ReceivedKeys const> tables) {
     std::size_t const num_ranks = sends_.num_ranks();
     for (std::size_t rank = 0; rank < num_ranks; ++rank) static_cast<void>(receives_.take(rank, num_tables()));
+    std::vector<std::size_t> left;  // Words of each first message, which may be shorter than the room for it.
+    for (std::size_t rank = 0; rank < num_ranks; ++rank) left.push_back(num_received(rank) - num_tables());
     std::vector<DecodePiece> pieces;
     for (auto const& table : tables) {
       std::size_t key = 0;
       for (std::size_t rank = 0; rank < num_ranks; ++rank) {
         std::size_t const words = kWordsPerKey * table.sizes[rank];
         // The rest begins between two keys: the room is a number of whole keys.
-        auto const first = receives_.take_up_to(rank, words);
+        auto const first = receives_.take(rank, std::min(words, left[rank]));
+        left[rank] -= first.size();
         auto const rest = rests.take(rank, words - first.size());
         for (Words const part : {Words(first), Words(rest)}) {
           if (part.empty()) continue;
@@ -180,10 +195,9 @@ class CapacityKeyExchange final : public KeyExchange {
   std::uint64_t number_;
   SentSizes sent_;
   RankBlocks<std::uint64_t> sends_, receives_;
-  std::vector<std::size_t> received_bytes_;
+  std::shared_ptr<std::vector<std::size_t>> received_bytes_;
   std::vector<std::size_t> first_words_;  ///< (ranks) Words of each message that go in the exchange.
-  std::unique_ptr<Exchanger::Exchange>
-      exchange_;  ///< Declared after the blocks: it is destroyed before them, and waits.
+  std::unique_ptr<Exchanger::Exchange> exchange_;
 };
 
 }  // namespace

@@ -47,7 +47,8 @@ UniqueBlocks blocks_of(UniqueKeys keys, bool are_unique) {
 /// Freed blocks for the next batch, by size. A step frees and allocates the same sizes again. Without the pool malloc()
 /// would give their pages back to the system each time, and the faults of new pages take longer than the lookup.
 ///
-/// Sizes are rounded up to an eighth of a power of two. The pool never holds more than was in use at once.
+/// Sizes are rounded up to an eighth of a power of two. Blocks in use and free ones together
+/// never take more than the most that was in use at once.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   BlockPool() = default;
@@ -70,16 +71,18 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   void* take(std::size_t size) {
     std::lock_guard const lock(mutex_);
-    used_bytes_ += size;
-    most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
     auto& blocks = free_[size];
+    void* block = nullptr;
     if (blocks.empty()) {
       blocks.reserve(blocks.capacity() + 1);  // So give_back() does not allocate.
-      return ::operator new(size, kAlignment);
+      block = ::operator new(size, kAlignment);
+    } else {
+      block = blocks.back();
+      blocks.pop_back();
+      free_bytes_ -= size;
     }
-    void* const block = blocks.back();
-    blocks.pop_back();
-    free_bytes_ -= size;
+    used_bytes_ += size;
+    most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
     return block;
   }
 
@@ -87,7 +90,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     std::lock_guard const lock(mutex_);
     used_bytes_ -= size;
     auto& blocks = free_[size];
-    if (free_bytes_ + size > most_used_bytes_ || blocks.size() == blocks.capacity()) {
+    if (used_bytes_ + free_bytes_ + size > most_used_bytes_ || blocks.size() == blocks.capacity()) {
       return ::operator delete(block, kAlignment);
     }
     blocks.push_back(block);

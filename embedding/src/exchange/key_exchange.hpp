@@ -40,7 +40,7 @@ struct ReceivedKeys {
 /// Keys for each owner, (merged tables)(ranks).
 using SentSizes = std::vector<std::vector<std::size_t>>;
 
-/// The keys of one batch on their way to their owners. The destructor waits for what has been started.
+/// The keys of one batch on their way to their owners. What has been started goes on if this is destroyed.
 class KeyExchange {
  public:
   KeyExchange() = default;

@@ -15,6 +15,7 @@ class LocalExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> /*memory*/,
                                                 std::span<std::size_t> received_bytes) override {
     base::expects(sends.size() == 1 && receives.size() == 1 && sends[0].size() <= receives[0].size(),
                   "an exchange of one rank has one block in each direction");
@@ -25,11 +26,13 @@ class LocalExchanger final : public Exchanger {
     return std::make_unique<Done>();
   }
   [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> /*block*/, int /*peer*/,
-                                               std::uint64_t /*number*/) override {
+                                               std::uint64_t /*number*/,
+                                               std::shared_ptr<void const> /*memory*/) override {
     throw base::UsageError("there is no other rank to send to");
   }
   [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> /*block*/, int /*peer*/,
-                                                  std::uint64_t /*number*/) override {
+                                                  std::uint64_t /*number*/,
+                                                  std::shared_ptr<void const> /*memory*/) override {
     throw base::UsageError("there is no other rank to receive from");
   }
 

@@ -10,9 +10,11 @@
 #include "headway/base/status.hpp"
 #include "headway/embedding/sharded_table.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -20,14 +22,14 @@
 
 namespace headway::embedding {
 
-/// Scope of a collective call. If it ends by an exception, this rank has left an exchange that others make, so
-/// `is_broken` stays set, and no later call may begin.
+/// Scope of a collective call of several ranks. If it ends by an exception, this rank has left an exchange that others
+/// make, so `is_broken` stays set, and no later call may begin. One rank has no such others.
 class ExchangeScope {
  public:
   /// @throws base::UsageError if a call before has failed
-  explicit ExchangeScope(bool& is_broken) : is_broken_(is_broken) {
+  ExchangeScope(bool& is_broken, bool is_alone) : is_broken_(is_broken) {
     base::expects(!is_broken, "an exchange of these tables has failed on this rank: ranks have to make them anew");
-    is_broken_ = true;
+    is_broken_ = !is_alone;
   }
   ExchangeScope(ExchangeScope const&) = delete;
   ExchangeScope& operator=(ExchangeScope const&) = delete;
@@ -35,6 +37,28 @@ class ExchangeScope {
 
  private:
   bool& is_broken_;
+};
+
+/// Steps of the batches that exist. Batches may be destroyed on other threads than that of the tables.
+class StepsInUse {
+ public:
+  void add(std::uint32_t step) {
+    std::lock_guard const lock(mutex_);
+    steps_.insert(step);
+  }
+  void remove(std::uint32_t step) {
+    std::lock_guard const lock(mutex_);
+    steps_.erase(steps_.find(step));
+  }
+  /// The oldest of them and `step`.
+  [[nodiscard]] std::uint32_t oldest(std::uint32_t step) const {
+    std::lock_guard const lock(mutex_);
+    return steps_.empty() ? step : std::min(step, *steps_.begin());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::multiset<std::uint32_t> steps_;
 };
 
 /// The features of a merged table, one after the other.
@@ -57,13 +81,13 @@ struct ShardedTable::TableLookup {
   std::vector<std::size_t> sent{};  ///< (ranks) Keys for each owner; they add up to U. Set by start_keys().
 
   std::vector<std::size_t> received{};  ///< (ranks) Keys from each rank; they add up to V.
-  UniqueBlocks owned{};          ///< (W) Unique ones of the received keys. Empty if `unique` serves: see in_rows.
-  Block<RowId> rows{};           ///< (W)
-  Table const* table = nullptr;  ///< The table that has the rows.
-  std::uint64_t generation = 0;  ///< That of the table when `rows` was found.
-  bool masks_unknown = false;    ///< Keys without a row give zeros.
-  bool in_rows = false;          ///< Embeddings are read from the rows of `unique`: one rank, no copies.
-  Block<float> embeddings{};     ///< (U, dim), unless in_rows and not kept for weight_gradients().
+  UniqueBlocks owned{};            ///< (W) Unique ones of the received keys. Empty if `unique` serves: see in_rows.
+  Block<RowId> rows{};             ///< (W)
+  std::uint64_t num_replaced = 0;  ///< Times that the table was replaced before; see replace_table().
+  std::uint64_t generation = 0;    ///< That of the table when `rows` was found.
+  bool masks_unknown = false;      ///< Keys without a row give zeros.
+  bool in_rows = false;            ///< Embeddings are read from the rows of `unique`: one rank, no copies.
+  Block<float> embeddings{};       ///< (U, dim), unless in_rows and not kept for weight_gradients().
 
   [[nodiscard]] UniqueBlocks const& found() const { return in_rows ? unique : owned; }
 };
@@ -74,20 +98,22 @@ enum class Stage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent,
 struct ShardedTable::Batch::State {
   BatchOptions options;
   Stage stage = Stage::kBegun;
+  bool has_unique_keys = false;
   std::vector<TableLookup> lookups{};
   std::unique_ptr<KeyExchange> keys{};        ///< On their way until look_up(); none with one rank.
   std::vector<Block<float>> found_values{};   ///< (V, dim) of each merged table, from look_up() to start_embeddings().
   std::unique_ptr<RowExchange> embeddings{};  ///< On their way until finish(); none with one rank.
   Block<float> refused{};                     ///< (ranks, merged tables) Keys without a row since a table is full.
   std::unique_ptr<Gradients> gradients{};     ///< On their way until finish_gradients().
-  std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use{};
-  std::multiset<std::uint32_t>::iterator step{};
+  ShardedTable const* owner = nullptr;
+  std::shared_ptr<StepsInUse> steps_in_use{};
+  std::uint32_t step = 0;
 
   State() = default;
   State(State const&) = delete;
   State& operator=(State const&) = delete;
   ~State() {
-    if (steps_in_use != nullptr) steps_in_use->erase(step);
+    if (steps_in_use != nullptr) steps_in_use->remove(step);
   }
 };
 
@@ -101,6 +127,7 @@ struct ShardedTable::TableGradient {
   Block<float const> values{};         ///< (V, dim); if in_rows (bags, dim), memory of the caller.
   float factor = 1;                    ///< Factor of `values`, if in_rows.
   std::optional<Block<float>> sums{};  ///< (W, dim) once they are added; `values` is empty then.
+  std::shared_ptr<void> added{};       ///< Point of the stream at which `sums` were there.
 
   [[nodiscard]] Keys keys() const {
     Keys keys = lookup->found().keys();
@@ -112,7 +139,7 @@ struct ShardedTable::TableGradient {
 
 /// Gradients of a batch.
 struct ShardedTable::Gradients {
-  std::shared_ptr<Batch::State> batch;
+  std::shared_ptr<Batch::State> batch{};  ///< Set by finish_gradients(), since the state owns them before.
   std::vector<TableGradient> of_tables{};
   std::vector<Block<float>> marks{};        ///< (1) See finish_gradients().
   std::unique_ptr<RowExchange> exchange{};  ///< None with one rank, or after finish_gradients().

@@ -5,6 +5,7 @@
 #include "headway/embedding/exchanger.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <numeric>
@@ -38,10 +39,6 @@ class RankBlocks {
   [[nodiscard]] std::span<Element> take(std::size_t rank, std::size_t count) {
     return elements_.span.subspan(std::exchange(next_[rank], next_[rank] + count), count);
   }
-  /// The same, or fewer if the block ends before.
-  [[nodiscard]] std::span<Element> take_up_to(std::size_t rank, std::size_t count) {
-    return take(rank, std::min(count, begins_[rank + 1] - next_[rank]));
-  }
 
  protected:
   explicit RankBlocks(std::span<std::size_t const> sizes) : begins_(sizes.size() + 1) {
@@ -67,6 +64,13 @@ class HostRankBlocks : public RankBlocks<Element> {
   }
 };
 
+/// The owners of several blocks, as one.
+template <class... Elements>
+[[nodiscard]] std::shared_ptr<void const> owners_of(Block<Elements> const&... blocks) {
+  return std::make_shared<std::array<std::shared_ptr<void const>, sizeof...(Elements)>>(
+      std::array<std::shared_ptr<void const>, sizeof...(Elements)>{blocks.owner...});
+}
+
 /// Starts an exchange of the blocks.
 template <class Element>
 [[nodiscard]] std::unique_ptr<Exchanger::Exchange> start_exchange(Exchanger& exchanger, RankBlocks<Element> const& sent,
@@ -77,7 +81,7 @@ template <class Element>
     sends.push_back(std::as_bytes(sent[rank]));
     receives.push_back(std::as_writable_bytes(received[rank]));
   }
-  return exchanger.start(sends, receives);
+  return exchanger.start(sends, receives, owners_of(sent.all(), received.all()));
 }
 
 }  // namespace headway::embedding

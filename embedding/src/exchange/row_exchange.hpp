@@ -47,7 +47,7 @@ class RowExchange {
   std::size_t num_notes_, num_sent_ = 0;
   std::unique_ptr<RankBlocks<float>> sends_, receives_;
   Block<float> notes_;
-  std::unique_ptr<Exchanger::Exchange> exchange_;  ///< Declared after the blocks: it is destroyed first, and waits.
+  std::unique_ptr<Exchanger::Exchange> exchange_;
 };
 
 }  // namespace headway::embedding

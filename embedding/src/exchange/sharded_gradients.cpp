@@ -48,20 +48,24 @@ void ShardedTable::return_gradients(Batch& batch, std::span<GradientRows const> 
 }
 
 void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor) {
+  expect_own(batch);
   auto& state = *batch.state_;
   base::expects(state.stage == Stage::kFinished, "return_gradients: the batch is not finished");
   base::expects(state.gradients == nullptr, "start_gradients: those before have not been finished");
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const num_values = gradients[merged].values.size();
+    base::expects(num_values == 0 || num_values == state.lookups[merged].inputs.num_bags * widths_[merged],
+                  "return_gradients: one gradient for each bag of a merged table");
+  }
+  ExchangeScope scope(is_broken_, is_alone());
   auto result = std::make_unique<Gradients>();
-  result->batch = batch.state_;
   result->marks.resize(tables_.size());
   std::vector<float> are_there;
   std::vector<SentRows> rows;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& lookup = state.lookups[merged];
     auto const& values = gradients[merged].values;
-    base::expects(values.empty() || values.size() == lookup.inputs.num_bags * widths_[merged],
-                  "return_gradients: one gradient for each bag of a merged table");
     are_there.push_back(values.empty() ? 0 : 1);
     auto& gradient = result->of_tables.emplace_back(TableGradient{.lookup = &lookup,
                                                                   .is_there = !values.empty(),
@@ -85,7 +89,6 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
           {.values = std::move(sums), .width = widths_[merged], .sent = lookup.sent, .received = lookup.received});
     }
   }
-  ExchangeScope scope(is_broken_);
   if (!is_alone()) {
     auto const flags = options_.device->block<float>(are_there.size());
     options_.device->write(are_there, flags.span);
@@ -125,8 +128,9 @@ Block<float> ShardedTable::scaled_weights(Block<float> const& weights, float fac
 
 std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
   base::expects(batch.state_->gradients != nullptr, "finish_gradients: none have been started");
-  ExchangeScope scope(is_broken_);
+  ExchangeScope scope(is_broken_, is_alone());
   auto result = std::move(batch.state_->gradients);
+  result->batch = batch.state_;
   if (!is_alone()) {
     auto const exchange = std::exchange(result->exchange, nullptr);
     auto received = exchange->finish();
@@ -193,6 +197,7 @@ std::vector<ShardedTable::TableGradient*> ShardedTable::pending(std::size_t merg
   for (auto const& gradients : pending_) {
     if (!gradients->of_tables[merged].is_there) continue;
     options_.device->wait_for(gradients->made);
+    options_.device->wait_for(gradients->of_tables[merged].added);
     result.push_back(&gradients->of_tables[merged]);
   }
   return result;
@@ -208,6 +213,7 @@ std::vector<KeyValues> ShardedTable::add_gradients(std::size_t merged, std::size
     auto& gradient = pending_[i]->of_tables[merged];
     if (!gradient.is_there) continue;
     options_.device->wait_for(pending_[i]->made);
+    options_.device->wait_for(gradient.added);
     auto const sums = sums_of(gradient, merged);
     if (i >= first) result.push_back({.keys = gradient.keys(), .values = sums});
   }
@@ -225,6 +231,7 @@ std::span<float> ShardedTable::sums_of(TableGradient& gradient, std::size_t merg
       gradient.sums = std::move(sums);
     }
     gradient.values = {};
+    gradient.added = options_.device->record();
   }
   return gradient.sums->span;
 }
@@ -296,7 +303,7 @@ Block<double> ShardedTable::gradient_squares(std::size_t merged) {
 }
 
 double ShardedTable::gradient_norm() {
-  ExchangeScope scope(is_broken_);
+  ExchangeScope scope(is_broken_, is_alone());
   std::size_t const count = tables_.size();
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());
   std::vector<std::size_t> const sizes(num_ranks, count);

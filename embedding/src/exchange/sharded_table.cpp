@@ -80,7 +80,7 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
       options_(std::move(options)),
       merged_(tables.begin(), tables.end()),
       key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
-      steps_in_use_(std::make_shared<std::multiset<std::uint32_t>>()) {
+      steps_in_use_(std::make_shared<StepsInUse>()) {
   std::string error;  // Told to the other ranks, which would wait for this one.
   try {
     if (options_.device == nullptr) options_.device = make_host_batch_device(options_.thread_pool);
@@ -103,6 +103,7 @@ void ShardedTable::make_tables() {
     if (tables_.back() == nullptr) tables_.back() = options_.device->make_table(merged_[merged].options);
     widths_.push_back(tables_.back()->dim());
   }
+  num_replaced_.resize(tables_.size());
   unknown_traffic_ = options_.device->block<std::uint64_t>(2);
   options_.device->clear(std::as_writable_bytes(unknown_traffic_.span));
 }
@@ -124,10 +125,11 @@ void ShardedTable::expect_agreement(std::string const& error) {
 void ShardedTable::replace_table(std::size_t merged, std::shared_ptr<Table> table) {
   base::expects(table != nullptr && table->dim() == widths_[merged], "replace_table: a table of the same dim");
   tables_[merged] = std::move(table);
+  ++num_replaced_[merged];
 }
 
 void ShardedTable::begin_step(std::uint32_t step) {
-  auto const oldest = steps_in_use_->empty() ? step : std::min(step, *steps_in_use_->begin());
+  auto const oldest = steps_in_use_->oldest(step);
   for (auto const& table : tables_) table->begin_step(step, oldest);
   step_ = step;
 }
@@ -153,21 +155,19 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
   std::unique_ptr<Batch> batch(new Batch());
   auto& state = *batch->state_;
   state.options = options;
-  for (auto const& of_table : by_merged) {
-    auto& lookup = state.lookups.emplace_back();
-    lookup.inputs = join(*options_.device, of_table);
-    lookup.unique = unique(lookup.inputs.keys(), Dedup::kFirst);
-  }
+  for (auto const& of_table : by_merged) state.lookups.push_back({.inputs = join(*options_.device, of_table), .unique = {}});
   start(*batch);
   return batch;
 }
 
 std::unique_ptr<ShardedTable::Batch> ShardedTable::begin_again(Batch const& batch) {
+  expect_own(batch);
   std::unique_ptr<Batch> again(new Batch());
   again->state_->options = batch.state_->options;
   for (auto const& lookup : batch.state_->lookups) {
     again->state_->lookups.push_back({.inputs = lookup.inputs, .unique = lookup.unique});
   }
+  again->state_->has_unique_keys = true;
   start(*again);
   return again;
 }
@@ -176,11 +176,17 @@ bool ShardedTable::is_finished(Batch const& batch) const { return batch.state_->
 
 void ShardedTable::start(Batch& batch) {
   auto& state = *batch.state_;
-  for (auto const& lookup : state.lookups) traffic_.keys += lookup.inputs.ids.size();
-  ExchangeScope scope(is_broken_);
+  ExchangeScope scope(is_broken_, is_alone());
+  for (auto& lookup : state.lookups) {
+    traffic_.keys += lookup.inputs.ids.size();
+    if (!state.has_unique_keys) lookup.unique = unique(lookup.inputs.keys(), Dedup::kFirst);
+  }
   if (!is_alone()) send_keys(batch);
   ++num_begun_;
-  state.step = steps_in_use_->insert(step_);
+  state.owner = this;
+  state.has_unique_keys = true;
+  steps_in_use_->add(step_);
+  state.step = step_;
   state.steps_in_use = steps_in_use_;
   scope.succeed();
 }
@@ -202,10 +208,11 @@ void ShardedTable::send_keys(Batch& batch) {
 }
 
 void ShardedTable::advance(Batch& batch, std::uint8_t stage) {
+  expect_own(batch);
   auto& state = *batch.state_;
   base::expects(state.stage != Stage::kFailed, "the lookup of the batch has failed");
   if (static_cast<std::uint8_t>(state.stage) >= stage) return;
-  ExchangeScope scope(is_broken_);
+  ExchangeScope scope(is_broken_, is_alone());
   auto next = std::exchange(state.stage, Stage::kFailed);  // It stays so after an exception.
   while (static_cast<std::uint8_t>(next) < stage) {
     if (next == Stage::kBegun) {
@@ -250,8 +257,11 @@ void ShardedTable::take_keys(Batch& batch) {
   auto& state = *batch.state_;
   std::vector<ReceivedKeys> received;
   if (!is_alone()) received = std::exchange(state.keys, nullptr)->finish();
-  bool const counts_refused = state.options.mode == LookupMode::kInsert && state.options.counts_refused;
-  if (counts_refused) state.refused = options_.device->block<float>(tables_.size());
+  bool const counts_refused = state.options.counts_refused;  // Also with kRead: ranks may be in different modes.
+  if (counts_refused) {
+    state.refused = options_.device->block<float>(tables_.size());
+    options_.device->clear(std::as_writable_bytes(state.refused.span));
+  }
   std::vector<SizeTerm> unknown;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto& lookup = state.lookups[merged];
@@ -291,7 +301,7 @@ void ShardedTable::look_up(Batch& batch, std::size_t merged, float* refused) {
     table.find(keys, lookup.rows.span, {});
     lookup.masks_unknown = state.options.masks_unknown && merged_[merged].reads_unknown_as_zeros;
   }
-  lookup.table = &table;
+  lookup.num_replaced = num_replaced_[merged];
   lookup.generation = table.generation();
 }
 
@@ -363,8 +373,12 @@ std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) 
 
 Block<float> const& ShardedTable::own_refused(Batch const& batch) const { return batch.state_->refused; }
 
+void ShardedTable::expect_own(Batch const& batch) const {
+  base::expects(batch.state_->owner == this, "the lookup of this batch has begun in other tables");
+}
+
 bool ShardedTable::are_rows_current(TableLookup const& lookup, std::size_t merged) const {
-  return lookup.table == tables_[merged].get() && lookup.generation == tables_[merged]->generation();
+  return lookup.num_replaced == num_replaced_[merged] && lookup.generation == tables_[merged]->generation();
 }
 
 Block<RowId> ShardedTable::find(Keys const& keys, std::size_t merged) const {
@@ -379,6 +393,7 @@ Block<RowId> ShardedTable::present_rows(TableLookup const& lookup, std::size_t m
 }
 
 void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<float> out) {
+  expect_own(batch);
   auto const& state = *batch.state_;
   base::expects(state.stage == Stage::kFinished, "expand: the batch is not finished");
   auto const& lookup = state.lookups[merged];

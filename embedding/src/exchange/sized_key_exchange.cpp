@@ -43,7 +43,7 @@ class SizedKeyExchange final : public KeyExchange {
       receives.push_back(
           std::as_writable_bytes(sizes_.span.subspan((num_ranks() + rank) * num_tables(), num_tables())));
     }
-    exchange_ = exchanger.start(sends, receives);
+    exchange_ = exchanger.start(sends, receives, sizes_.owner);
     if (!device.is_host()) copy_ = device.fetch(sizes_, [&](CudaStream stream) { exchange_->wait_on(stream); });
   }
 
@@ -119,7 +119,7 @@ class SizedKeyExchange final : public KeyExchange {
   SentSizes sent_, received_;  ///< Set by start_keys().
   std::optional<RankBlocks<std::uint64_t>> sends_, receives_;
   std::unique_ptr<HostCopy> copy_;
-  std::unique_ptr<Exchanger::Exchange> exchange_;  ///< Declared after the blocks: it is destroyed first, and waits.
+  std::unique_ptr<Exchanger::Exchange> exchange_;
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace headway::embedding {
 /// caller's stream.
 class Exchanger {
  public:
-  /// A started all-to-all. Its destructor waits too, but reports no error.
+  /// A started all-to-all. If it is destroyed before it is done it goes on, and keeps its memory meanwhile.
   class Exchange {
    public:
     virtual ~Exchange() = default;
@@ -39,17 +39,19 @@ class Exchanger {
   [[nodiscard]] virtual bool takes_capacities() const = 0;
   /// Starts to send sends[r] to rank r and to receive receives[r] from it. Does not wait. The blocks belong to the
   /// exchange until it is done; the spans of blocks only during the call.
+  /// @param memory owns the blocks and `received_bytes`; kept until the exchange is done
   /// @param sends, receives (size) block for, and from, each rank; sizes agree between sender and receiver. Without
   ///   `received_bytes`, the blocks lie one after the other in memory.
   /// @param received_bytes (size) if given, `receives` are capacities, and it gets the bytes that came, by wait()
   [[nodiscard]] virtual std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                         std::span<std::span<std::byte> const> receives,
+                                                        std::shared_ptr<void const> memory,
                                                         std::span<std::size_t> received_bytes = {}) = 0;
   /// Starts to send a block to one rank, which calls receive() with the same size and number.
-  [[nodiscard]] virtual std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                                       std::uint64_t number) = 0;
-  [[nodiscard]] virtual std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer,
-                                                          std::uint64_t number) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
+                                                       std::shared_ptr<void const> memory) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,
+                                                          std::shared_ptr<void const> memory) = 0;
   /// Sends a text to all ranks. Waits. The default uses start() in host memory.
   /// @returns (size) the texts of all ranks
   [[nodiscard]] virtual std::vector<std::string> all_gather(std::string const& text);

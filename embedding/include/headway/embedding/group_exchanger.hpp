@@ -5,6 +5,9 @@
 #include "headway/comm/group.hpp"
 #include "headway/embedding/exchanger.hpp"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -29,19 +32,22 @@ class GroupExchanger final : public Exchanger {
   [[nodiscard]] bool takes_capacities() const override { return true; }
   [[nodiscard]] std::unique_ptr<Exchange> start(std::span<std::span<std::byte const> const> sends,
                                                 std::span<std::span<std::byte> const> receives,
+                                                std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes = {}) override {
     return started(group_.all_to_all_v({.sends = sends,
                                         .receives = receives,
                                         .data_type = kBytes,
                                         .channel = channel_,
-                                        .received_bytes = received_bytes}));
+                                        .received_bytes = received_bytes}),
+                   std::move(memory));
   }
-  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer,
-                                               std::uint64_t number) override {
-    return started(group_.send(block, peer, match_of(number), kBytes));
+  [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
+                                               std::shared_ptr<void const> memory) override {
+    return started(group_.send(block, peer, match_of(number), kBytes), std::move(memory));
   }
-  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number) override {
-    return started(group_.receive(block, peer, match_of(number), kBytes));
+  [[nodiscard]] std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,
+                                                  std::shared_ptr<void const> memory) override {
+    return started(group_.receive(block, peer, match_of(number), kBytes), std::move(memory));
   }
 
  private:
@@ -52,28 +58,35 @@ class GroupExchanger final : public Exchanger {
     return std::uint64_t{1} << 62 | static_cast<std::uint64_t>(channel_) << 48 | number;
   }
 
-  [[nodiscard]] std::unique_ptr<Exchange> started(comm::OperationPtr operation) const {
-    return std::make_unique<Started>(group_, std::move(operation), while_waiting_);
+  [[nodiscard]] std::unique_ptr<Exchange> started(comm::OperationPtr operation,
+                                                  std::shared_ptr<void const> memory) const {
+    return std::make_unique<Started>(group_, std::move(operation), std::move(memory), while_waiting_);
   }
 
   class Started final : public Exchange {
    public:
-    Started(comm::Group& group, comm::OperationPtr operation, std::function<void()> while_waiting)
-        : group_(group), operation_(std::move(operation)), while_waiting_(std::move(while_waiting)) {}
-    /// Waits, since the group writes to the blocks until the operation is done.
+    Started(comm::Group& group, comm::OperationPtr operation, std::shared_ptr<void const> memory,
+            std::function<void()> while_waiting)
+        : group_(group),
+          operation_(std::move(operation)),
+          memory_(std::move(memory)),
+          while_waiting_(std::move(while_waiting)) {}
+    /// The group writes to the blocks until the operation is done. So they live until then. A child process has the
+    /// parent's group only as a copy that nobody may use, and its blocks are not written.
     ~Started() override {
-      if (operation_ == nullptr) return;
+      if (operation_ == nullptr || operation_->done() || process_ != getpid()) return;
       try {
+        group_.on_done(*operation_, [operation = operation_, memory = memory_] {});
+      } catch (std::exception const&) {  // No thread was left for the callback.
         static_cast<void>(group_.wait(*operation_));
-      } catch (std::exception const&) {  // The group has failed, so it no longer uses the blocks.
       }
     }
     Started(Started const&) = delete;
     Started& operator=(Started const&) = delete;
     void wait() override {
       if (operation_ == nullptr) return;
-      auto const end = std::chrono::steady_clock::now() + group_.options().timeout;
-      while (while_waiting_ && !operation_->done() && std::chrono::steady_clock::now() < end) {
+      base::expects(process_ == getpid(), "an exchange that the parent process has started is not the child's");
+      while (while_waiting_ && !operation_->done()) {
         static_cast<void>(group_.wait(*operation_, kSlice));
         if (!operation_->done()) while_waiting_();
       }
@@ -86,7 +99,9 @@ class GroupExchanger final : public Exchanger {
 
     comm::Group& group_;
     comm::OperationPtr operation_;
+    std::shared_ptr<void const> memory_;
     std::function<void()> while_waiting_;
+    pid_t process_ = getpid();
   };
 
   comm::Group& group_;

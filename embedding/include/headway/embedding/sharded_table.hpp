@@ -12,7 +12,6 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 namespace headway::embedding {
 
 struct KeyRoom;
+class StepsInUse;
 
 /// Stages at which a lookup removes duplicates: before keys are sent, and at their owner.
 enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
@@ -221,6 +221,8 @@ class ShardedTable {
   void make_tables();
   /// @param error why this rank has no tables; empty: it has
   void expect_agreement(std::string const& error);
+  /// @throws base::UsageError if other tables have begun the batch
+  void expect_own(Batch const& batch) const;
   [[nodiscard]] bool is_alone() const { return exchanger_->size() == 1; }
   /// The keys without duplicates if `stage` (kFirst or kSecond) removes them.
   [[nodiscard]] UniqueBlocks unique(Keys const& keys, Dedup stage) const;
@@ -269,20 +271,20 @@ class ShardedTable {
   ShardedTableOptions options_;
   std::vector<MergedTable> merged_;
   std::vector<std::shared_ptr<Table>> tables_;
+  std::vector<std::uint64_t> num_replaced_;         ///< (merged tables) Calls of replace_table().
   std::vector<std::size_t> widths_;                 ///< Dim of each merged table.
   std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each number.
   std::unique_ptr<KeyRoom> key_room_;
   std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;
-  bool is_broken_ = false;                                      ///< An exchange has failed: the ranks are out of step.
-  std::shared_ptr<std::multiset<std::uint32_t>> steps_in_use_;  ///< Steps of the batches that exist.
-  std::vector<std::unique_ptr<Gradients>> pending_;             ///< In the order of finish_gradients().
+  bool is_broken_ = false;  ///< An exchange has failed: the ranks are out of step.
+  std::shared_ptr<StepsInUse> steps_in_use_;
+  std::vector<std::unique_ptr<Gradients>> pending_;  ///< In the order of finish_gradients().
   Traffic traffic_;
   Block<std::uint64_t> unknown_traffic_;  ///< (2) keys_routed and keys_found that only the device knows.
 };
 
-/// See ShardedTable::begin(). A batch that is destroyed before finish() waits until all ranks have begun it. It must
-/// not outlive the group of its exchanger.
+/// See ShardedTable::begin(). A batch that is destroyed before finish() does not wait: its keys are still sent.
 class ShardedTable::Batch {
  public:
   ~Batch();
