@@ -123,7 +123,7 @@ class CapacityKeyExchange final : public KeyExchange {
     device_.encode(pieces);
   }
 
-  /// What an exchange between these blocks must keep.
+  /// The memory of an exchange between these blocks.
   [[nodiscard]] std::shared_ptr<void const> memory_of(RankBlocks<std::uint64_t> const& sent,
                                                       RankBlocks<std::uint64_t> const& received) const {
     return owners_of(sent.all(), received.all(), Block<std::size_t>{*received_bytes_, received_bytes_});

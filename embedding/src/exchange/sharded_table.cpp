@@ -155,7 +155,8 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const
   std::unique_ptr<Batch> batch(new Batch());
   auto& state = *batch->state_;
   state.options = options;
-  for (auto const& of_table : by_merged) state.lookups.push_back({.inputs = join(*options_.device, of_table), .unique = {}});
+  for (auto const& of_table : by_merged)
+    state.lookups.push_back({.inputs = join(*options_.device, of_table), .unique = {}});
   start(*batch);
   return batch;
 }
