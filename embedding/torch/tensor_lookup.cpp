@@ -402,7 +402,7 @@ void TensorLookup::start_gradients(BatchPtr const& batch, std::vector<at::Tensor
   use(*batch);
   std::vector<GradientRows> rows;
   for (auto const& joined : join(*batch, gradients)) {
-    rows.push_back(joined.defined() ? GradientRows{.values = block_of(joined)} : GradientRows{});
+    rows.push_back(joined.defined() ? GradientRows{.values = block_of(joined), .is_there = true} : GradientRows{});
   }
   sharded_->start_gradients(*batch->batch_, rows, static_cast<float>(factor));
 }
@@ -461,7 +461,8 @@ void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor>
     auto const& joined = by_table[merged];
     auto& of_table = rows.emplace_back();
     if (!joined.defined()) continue;
-    of_table = {.values = block_of(joined), .may_change = may_be_reused || !has_storage_of_its_own(joined)};
+    of_table = {
+        .values = block_of(joined), .is_there = true, .may_change = may_be_reused || !has_storage_of_its_own(joined)};
     bool const is_unread = sharded_->reads_gradients_later(*batch->batch_, merged) && !of_table.may_change;
     if (is_unread)
       unread_.push_back({.values = joined, .version = static_cast<std::int64_t>(joined._version()), .merged = merged});

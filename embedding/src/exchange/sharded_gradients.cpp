@@ -66,9 +66,10 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& lookup = state.lookups[merged];
     auto const& values = gradients[merged].values;
-    are_there.push_back(values.empty() ? 0 : 1);
+    bool const is_there = gradients[merged].is_there || !values.empty();
+    are_there.push_back(is_there ? 1 : 0);
     auto& gradient = result->of_tables.emplace_back(TableGradient{.lookup = &lookup,
-                                                                  .is_there = !values.empty(),
+                                                                  .is_there = is_there,
                                                                   .may_change = gradients[merged].may_change,
                                                                   .was_read = state.options.mode == LookupMode::kRead});
     if (lookup.in_rows) {

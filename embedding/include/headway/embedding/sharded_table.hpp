@@ -54,6 +54,7 @@ struct BatchOptions {
 /// Gradients of the bags of a merged table.
 struct GradientRows {
   Block<float const> values{};  ///< (bags, dim) in the order of expand(), or empty if this rank has none.
+  bool is_there = false;        ///< There is a gradient, also if `values` is empty as the batch has no bags.
   /// May the caller change the memory before they are applied or dropped? Then they are added at once.
   bool may_change = false;
 };
