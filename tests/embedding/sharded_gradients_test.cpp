@@ -53,14 +53,14 @@ TEST_P(ShardedGradientsTest, GradientsOfSeveralBatchesAreAddedAndTablesHaveTheir
   double const expected_norm = train_two(alone, join(first), join(second));
   EXPECT_GT(expected_norm, 0);
   Contents expected, all;
-  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(expected, alone.table(merged));
+  add_contents(expected, alone);
   std::vector<Contents> contents(static_cast<std::size_t>(size));
   run_ranks(size,
             [&, dedup = dedup, optimizer = optimizer, sizes = sizes](int rank, std::unique_ptr<Exchanger> exchanger) {
               auto const at = static_cast<std::size_t>(rank);
               ShardedTable tables(tables_with(optimizer), with(sizes, std::move(exchanger)), {.dedup = dedup});
               EXPECT_NEAR(train_two(tables, first[at], second[at]), expected_norm, 1e-9 * expected_norm);
-              for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents[at], tables.table(merged));
+              add_contents(contents[at], tables);
             });
   for (auto& each : contents) all.merge(each);
   EXPECT_EQ(all, expected);
@@ -77,11 +77,9 @@ TEST(ShardedGradients, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
     auto const batch = tables.begin(own.features());
     tables.finish(*batch);
     Contents before, after;
-    add_contents(before, tables.table(0));
-    add_contents(before, tables.table(1));
+    add_contents(before, tables);
     train(tables, *batch, {rank == 0 ? own.gradients[0] : std::vector<float>(), {}}, 1);
-    add_contents(after, tables.table(0));
-    add_contents(after, tables.table(1));
+    add_contents(after, tables);
     for (auto const& [key, values] : after) {
       if (key.first == kItems) {
         EXPECT_EQ(values, before[key]) << "no rank has a gradient of this table";
@@ -103,7 +101,7 @@ Contents contents_after_step(StepRates const& rates, bool drops = false) {
   if (drops) tables.drop_gradients();
   tables.apply_gradients(1, rates);
   Contents contents;
-  for (std::size_t merged = 0; merged < 2; ++merged) add_contents(contents, tables.table(merged));
+  add_contents(contents, tables);
   return contents;
 }
 

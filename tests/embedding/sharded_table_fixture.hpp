@@ -155,6 +155,11 @@ inline void add_contents(Contents& contents, Table& table) {
   }
 }
 
+/// Adds what all merged tables of this rank store.
+inline void add_contents(Contents& contents, ShardedTable& tables) {
+  for (std::size_t merged = 0; merged < tables.num_tables(); ++merged) add_contents(contents, tables.table(merged));
+}
+
 /// An exchanger that needs sizes before, like a process group of PyTorch.
 class SizedExchanger final : public Exchanger {
  public:

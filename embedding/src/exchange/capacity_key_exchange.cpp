@@ -29,8 +29,6 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kWordsPerKey = 2;
-
 class CapacityKeyExchange final : public KeyExchange {
  public:
   CapacityKeyExchange(BatchDevice& device, Exchanger& exchanger, KeyRoom& room, std::span<RoutedKeys const> tables,

@@ -12,6 +12,9 @@
 
 namespace headway::embedding {
 
+/// A key takes one word for its id, and one that packs its table and its count.
+constexpr std::size_t kWordsPerKey = 2;
+
 /// Room for keys in the messages between this rank and each other one. Both ranks of a pair know the same numbers: they
 /// follow from the messages of finished batches.
 struct KeyRoom {

@@ -24,8 +24,6 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kWordsPerKey = 2;
-
 class SizedKeyExchange final : public KeyExchange {
  public:
   SizedKeyExchange(BatchDevice& device, Exchanger& exchanger, std::vector<RoutedKeys> tables)
