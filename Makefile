@@ -53,7 +53,7 @@ format: setup ## rewrite the sources with clang-format and ruff
 
 docs: ## build the documents as a site in out/docs/html
 	@tools/setup.sh --docs
-	@tools/build.sh "$(JOBS)" headway_c10d headway_embedding_torch headway_kernels_torch
+	@tools/build.sh "$(JOBS)" headway_c10d headway_embedding_python
 	@$(VENV)/python tools/build_docs.py
 
 doctor: build ## say what this host offers and what Headway uses of it

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# Defines headway::torch: headers and libraries of the torch that the chosen Python imports, and the headers of Python.
+# Defines two sets of headers and libraries of the torch that the chosen Python imports:
+#   headway::torch          for code that runs in any process;
+#   headway::torch_python   for Python extensions: adds libtorch_python and the headers of Python.
 #
 # It does not use find_package(Torch): with the PyPI build of torch this requires a CUDA toolkit of the same version,
 # which is not needed here. pybind11 is the copy inside torch, so that extensions can exchange c10d types with torch.
@@ -42,30 +44,41 @@ target_include_directories(headway_torch SYSTEM INTERFACE ${torch_root}/include
                                                           ${torch_root}/include/torch/csrc/api/include)
 # torch itself is compiled with USE_C10D_GLOO, and its headers declare the Gloo group only if it is defined.
 target_compile_definitions(headway_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+add_library(headway_torch_python INTERFACE)
+add_library(headway::torch_python ALIAS headway_torch_python)
 foreach(library c10 torch_cpu torch_python)
-  add_library(headway_torch_${library} SHARED IMPORTED)
-  set_target_properties(headway_torch_${library} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${library}.so)
-  target_link_libraries(headway_torch INTERFACE headway_torch_${library})
+  add_library(headway_torch_lib_${library} SHARED IMPORTED)
+  set_target_properties(headway_torch_lib_${library} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${library}.so)
 endforeach()
-# `import torch` loads the other libraries of torch's CUDA build before headway._C is loaded.
+target_link_libraries(headway_torch INTERFACE headway_torch_lib_c10 headway_torch_lib_torch_cpu)
+# `import torch` loads the other libraries of torch's CUDA build before those of headway are loaded.
 target_link_options(headway_torch INTERFACE -Wl,--allow-shlib-undefined)
-target_link_libraries(headway_torch INTERFACE Python::Module)
+target_link_libraries(headway_torch_python INTERFACE headway::torch headway_torch_lib_torch_python Python::Module)
 
-# Adds `target`: the Python extension headway.<name>, built from the remaining arguments into python/headway.
-function(headway_add_extension target name)
-  Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
-  headway_apply_flags(${target})
-  target_link_libraries(${target} PRIVATE headway::torch)
-  # Hide a statically linked libstdc++. Otherwise some of its symbols would be resolved to the copy that torch uses.
-  target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL)
-  # A precompiled header, because each of torch's headers costs a minute if every file parses it. Angle brackets keep
-  # the path of the checkout out of the generated file, so that all checkouts share the compiler cache.
+# A precompiled header, because each of torch's headers costs a minute if every file parses it. Angle brackets keep the
+# path of the checkout out of the generated file, so that all checkouts share the compiler cache.
+function(headway_precompile_torch_headers target)
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_precompile_headers(${target} PRIVATE <torch_headers.hpp>)
-  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
+endfunction()
+
+# Puts a library that Python loads into the package headway.
+function(headway_install_module target)
   if(SKBUILD)
     install(TARGETS ${target} LIBRARY DESTINATION headway)
   else()
     set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_SOURCE_DIR}/python/headway)
   endif()
+endfunction()
+
+# Adds `target`: the Python extension headway.<name>, built from the remaining arguments into python/headway.
+function(headway_add_extension target name)
+  Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
+  headway_apply_flags(${target})
+  target_link_libraries(${target} PRIVATE headway::torch_python)
+  # Hide a statically linked libstdc++. Otherwise some of its symbols would be resolved to the copy that torch uses.
+  target_link_options(${target} PRIVATE -Wl,--exclude-libs,ALL)
+  headway_precompile_torch_headers(${target})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden)
+  headway_install_module(${target})
 endfunction()

@@ -62,7 +62,7 @@ LAYERS = [
     Layer(folder="dlrm_examples", may_import=frozenset({"headway"})),
     Layer(
         folder="examples",
-        includes=frozenset({"base", "libcomm", "kernels", "embedding"}),
+        includes=frozenset({"base", "libcomm", "kernels", "embedding", "torch"}),
         may_import=frozenset({"headway"}),
     ),
     Layer(

@@ -140,11 +140,11 @@ main() {
         ;;
       --tables)
         measure=measure_tables
-        targets="headway_c10d headway_embedding_torch embedding_cuda_test bench_embedding_cuda_table"
+        targets="headway_c10d headway_embedding_python embedding_cuda_test bench_embedding_cuda_table"
         ;;
       --kernels)
         measure=measure_kernels
-        targets="headway_c10d headway_kernels_torch headway_embedding_torch bench_hstu_attention kernels_cuda_test jagged_cuda_test layer_cuda_test"
+        targets="headway_c10d headway_embedding_python bench_hstu_attention kernels_cuda_test jagged_cuda_test layer_cuda_test"
         ;;
       *) break ;;
     esac

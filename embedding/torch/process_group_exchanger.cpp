@@ -8,9 +8,7 @@
 #include "headway/base/status.hpp"
 #include "headway/comm/group_owner.hpp"
 #include "headway/embedding/group_exchanger.hpp"
-
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "interpreter.hpp"
 
 #include <cstdint>
 #include <exception>
@@ -119,12 +117,9 @@ std::vector<std::string> ProcessGroupExchanger::all_gather(std::string const& te
 
 namespace {
 
-/// Runs Python's signal handlers on the main thread, the only one on which Python runs them, so that Ctrl-C ends a
-/// wait.
+/// Called while a group waits.
 void raise_pending_signals() {
-  if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid() || !Py_IsInitialized()) return;
-  pybind11::gil_scoped_acquire const acquired;
-  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+  if (interpreter().run_signal_handlers != nullptr) interpreter().run_signal_handlers();
 }
 
 /// Calls `function`, and turns errors of libcomm into those of torch.distributed.

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Lookups of a collection for PyTorch: a ShardedTable on tensors, with one node of autograd.
+// Lookups of a collection for PyTorch: a ShardedTable on tensors.
 //
-// Idea: the node has one dummy input per merged table (its anchor) and the weights that learn. Its outputs are the
-// embeddings of the features. Its backward pass joins the gradients of the features of each merged table, and sends
-// them to the owners of the rows, where they wait for apply(). So the gradients of anchors are never returned to
-// autograd.
+// Idea: begin() takes the ids of a batch, finish() returns its embeddings, and the backward pass leaves the gradients
+// with the owners of the rows (lookup_function.cpp). apply() updates these rows. A batch keeps its keys until then.
 //
-// Example: features "user" and "tags" share a merged table. Their embeddings are two views of one array of bags. If
-// autograd gives back two adjacent views, they are used as one array without a copy.
+// Example: two backward passes before an optimizer step leave two batches. apply() adds their gradients by key, in the
+// order of the passes, and updates each row once.
 //
 // Invariants: outputs are made on the stream of the caller. A batch that other streams used is freed only after these.
 //   Until a gradient is added, nobody may write to its memory: checked by the version of the tensor. Gradients whose
@@ -17,18 +15,18 @@
 
 #include "tensor_lookup.hpp"
 
+#include "batch_memory.hpp"
 #include "devices.hpp"
 #include "headway/base/status.hpp"
+#include "interpreter.hpp"
+#include "lookup_function.hpp"
 #include "process_group_exchanger.hpp"
 
-#include <ATen/EmptyTensor.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
+#include <utility>
 
 namespace headway::embedding {
 
@@ -37,163 +35,14 @@ namespace {
 /// Number of backward passes without apply() after which a warning asks for it.
 constexpr std::size_t kManyGradients = 64;
 
-c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
-
-/// Frees a block. If another stream than that of the allocation uses it, the allocator keeps it until that one is done.
-class StreamOrderedFree {
- public:
-  StreamOrderedFree(c10::DataPtr memory, std::size_t num_bytes, c10::Stream made_on)
-      : memory_(std::make_shared<c10::DataPtr>(std::move(memory))), num_bytes_(num_bytes), made_on_(made_on) {}
-
-  void operator()(void* /*data*/) const {
-    auto const used_on = current_stream(made_on_.device());
-    if (used_on == made_on_) return;
-    c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes_, std::move(*memory_));
-    auto const tensor = at::detail::make_tensor<at::TensorImpl>(
-        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<std::uint8_t>());
-    tensor.record_stream(used_on);
-  }
-
- private:
-  std::shared_ptr<c10::DataPtr> memory_;
-  std::size_t num_bytes_;
-  c10::Stream made_on_;
-};
-
-std::shared_ptr<BatchDevice> batch_device(at::Device device, std::shared_ptr<base::ThreadPool> thread_pool) {
-  if (device.is_cpu()) return make_host_batch_device(std::move(thread_pool));
-  // torch's caching allocator, without its dispatcher.
-  auto* const allocator = empty({0}, at::kByte, device).storage().allocator();
-  auto allocate = [device, allocator](std::size_t num_bytes) {
-    c10::DeviceGuard const guard(device);
-    auto memory = allocator->allocate(num_bytes);
-    void* const data = memory.get();
-    return std::shared_ptr<void>(data, StreamOrderedFree(std::move(memory), num_bytes, current_stream(device)));
-  };
-  return make_cuda_batch_device(place_of(device), std::move(allocate));
-}
-
-/// An uninitialised matrix. On the CPU it does not go through torch's dispatcher.
-at::Tensor empty_matrix(std::int64_t rows, std::int64_t columns, at::Device device) {
-  if (device.is_cpu()) return at::detail::empty_cpu({rows, columns}, at::TensorOptions(at::kFloat));
-  return empty({rows, columns}, at::kFloat, device);
-}
-
-/// Rows of a matrix, as a tensor that shares its storage. It does not go through torch's dispatcher.
-at::Tensor rows_of(at::Tensor const& matrix, std::int64_t first, std::int64_t count) {
-  auto view = at::detail::make_tensor<at::TensorImpl>(c10::Storage(matrix.storage()), matrix.key_set(), matrix.dtype());
-  auto* const impl = view.unsafeGetTensorImpl();
-  impl->set_storage_offset(matrix.storage_offset() + first * matrix.size(1));
-  impl->set_sizes_contiguous({count, matrix.size(1)});
-  return view;
-}
-
-bool are_adjacent(std::span<at::Tensor const> pieces) {
-  auto const* end = static_cast<float const*>(pieces.front().const_data_ptr());
-  for (auto const& piece : pieces) {
-    if (!piece.defined() || !piece.is_contiguous() || !piece.storage().is_alias_of(pieces.front().storage()) ||
-        piece.const_data_ptr() != end) {
-      return false;
-    }
-    end += piece.numel();
-  }
-  return true;
-}
-
-/// Joins the gradients of the features of a merged table. Nothing is copied if they are adjacent in memory.
-/// @param pieces (rows, dim) each, or undefined: zeros @param num_rows of each piece
-/// @returns (all rows, dim) or undefined if all pieces are
-at::Tensor join_rows(std::span<at::Tensor const> pieces, std::span<std::int64_t const> num_rows) {
-  auto const some = std::ranges::find_if(pieces, &at::Tensor::defined);
-  if (some == pieces.end()) return {};
-  if (pieces.size() == 1) return some->contiguous();
-  if (pieces.front().defined() && are_adjacent(pieces)) {
-    auto joined = rows_of(pieces.front(), 0, std::accumulate(num_rows.begin(), num_rows.end(), std::int64_t{0}));
-    // Writes to the pieces, which are views of one tensor, count as writes to the whole.
-    joined.unsafeGetTensorImpl()->set_version_counter(pieces.front().unsafeGetTensorImpl()->version_counter());
-    return joined;
-  }
-  std::vector<at::Tensor> all;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    all.push_back(pieces[i].defined() ? pieces[i] : at::zeros({num_rows[i], some->size(1)}, some->options()));
-  }
-  return at::cat(all);
-}
-
-bool has_storage_of_its_own(at::Tensor const& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
-}
-
-/// A block that keeps a tensor alive. If another stream uses it last, the allocator waits for that one.
-Block<float const> block_of(at::Tensor const& tensor) {
-  std::span const values(static_cast<float const*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel()));
-  if (tensor.is_cpu()) return {values, std::make_shared<at::Tensor>(tensor)};
-  auto const release = [made_on = current_stream(tensor.device())](at::Tensor const* kept) {
-    auto const used_on = current_stream(kept->device());
-    if (used_on != made_on) kept->record_stream(used_on);
-    delete kept;
-  };
-  return {values, std::shared_ptr<at::Tensor const>(new at::Tensor(tensor), release)};
-}
-
-/// A tensor that raises if it is differentiated: second derivatives are not there.
-at::Tensor without_gradient(at::Tensor const& tensor) {
-  at::AutoGradMode const with_grad(true);
-  auto const input = tensor.detach().requires_grad_();
-  auto const error = std::make_shared<torch::autograd::DelayedError>(
-      "embeddings of a HashTableCollection have no second derivative", 1);
-  return (*error)({input}).front();
-}
-
 }  // namespace
-
-/// The node of a lookup. See the top of this file.
-struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
-  using Context = torch::autograd::AutogradContext;
-  using Tensors = torch::autograd::variable_list;
-
-  static Tensors forward(Context* context, std::shared_ptr<TensorLookup> const& lookup,
-                         TensorLookup::BatchPtr const& batch, at::TensorList inputs) {
-    at::AutoDispatchBelowADInplaceOrView const below;
-    context->set_materialize_grads(false);
-    context->saved_data["batch"] = c10::IValue::make_capsule(batch);
-    context->saved_data["num_inputs"] = static_cast<std::int64_t>(inputs.size());
-    context->saved_data["lookup"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(lookup));
-    return lookup->expand(*batch);
-  }
-
-  static Tensors backward(Context* context, Tensors const& gradients) {
-    bool const makes_graph = at::GradMode::is_enabled();
-    at::NoGradGuard const no_grad;
-    auto const batch = c10::static_intrusive_pointer_cast<TensorBatch>(context->saved_data.at("batch").toCapsule());
-    auto const lookup =
-        c10::static_intrusive_pointer_cast<Holder>(context->saved_data.at("lookup").toCapsule())->lookup;
-    auto const num_inputs = static_cast<std::size_t>(context->saved_data.at("num_inputs").toInt());
-    lookup->take_gradients(batch, gradients);
-    Tensors result(2 + num_inputs);  // The lookup and the batch have none.
-    std::size_t next = result.size() - batch->learned_.size();
-    for (auto const& learned : batch->learned_) {
-      auto const& of_feature = gradients[learned.feature];
-      if (of_feature.defined()) result[next] = lookup->gradient_of_weights(*batch, learned, of_feature);
-      if (of_feature.defined() && makes_graph) result[next] = without_gradient(result[next]);
-      ++next;
-    }
-    return result;
-  }
-
-  struct Holder : torch::CustomClassHolder {
-    explicit Holder(std::shared_ptr<TensorLookup> the_lookup) : lookup(std::move(the_lookup)) {}
-    std::shared_ptr<TensorLookup> lookup;
-  };
-};
 
 // Blocks go back to the streams that made them. Streams come in the order of their first use, and one uses the blocks
 // of those before it, so these wait for it. An exchange that has not been waited for may take a while to free its
 // parts, so other Python threads run meanwhile.
 TensorBatch::~TensorBatch() {
   if (is_waiting_) --*num_waiting_;
-  std::optional<pybind11::gil_scoped_release> released;
-  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
+  auto const released = interpreter().release_lock == nullptr ? nullptr : interpreter().release_lock();
   try {
     for (std::size_t later = 1; later < streams_.size(); ++later) {
       c10::Event done(streams_[later].device_type());
@@ -218,6 +67,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
   std::vector<MergedTable> merged;
   for (auto const& each : tables) {
     tables_.push_back(each.table);
+    table_numbers_.push_back(each.numbers);
     merged.push_back({.options = each.table->options(),
                       .tables = each.numbers,
                       .reads_unknown_as_zeros = each.reads_unknown_as_zeros,
@@ -238,6 +88,41 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
   sharded_ = std::make_unique<ShardedTable>(
       merged, std::move(exchanger),
       ShardedTableOptions{.dedup = dedup, .thread_pool = thread_pool, .device = batch_device(device, thread_pool)});
+}
+
+std::vector<std::int64_t> TensorLookup::output_dims() const {
+  std::vector<std::int64_t> dims;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = outputs_of(merged);
+    dims.insert(dims.end(), end - begin, static_cast<std::int64_t>(tables_[merged]->table().dim()));
+  }
+  return dims;
+}
+
+std::vector<bool> TensorLookup::are_pooled() const {
+  std::vector<bool> result;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const [begin, end] = outputs_of(merged);
+    auto const first = by_feature_ ? begin : first_feature_[merged];
+    for (std::size_t i = 0; i < end - begin; ++i) result.push_back(poolings_[first + i] != Pooling::kNone);
+  }
+  return result;
+}
+
+// Also after an error, such as one of the rates: the next step must not apply these gradients too.
+class TensorLookup::DropAtEnd {
+ public:
+  explicit DropAtEnd(TensorLookup& lookup) : lookup_(lookup) {}
+  DropAtEnd(DropAtEnd const&) = delete;
+  DropAtEnd& operator=(DropAtEnd const&) = delete;
+  ~DropAtEnd() { lookup_.drop_pending(); }
+
+ private:
+  TensorLookup& lookup_;
+};
+
+void TensorLookup::use_pending() const {
+  for (auto const& batch : pending_) use(*batch);
 }
 
 void TensorLookup::use(TensorBatch& batch) const {
@@ -314,7 +199,7 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
   // A replayed CUDA graph may overwrite the memory of pending gradients from here on.
   if (sharded_->num_pending() > 0) {
     expect_unread_unchanged();
-    for (auto const& batch : pending_) use(*batch);
+    use_pending();
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       static_cast<void>(sharded_->add_gradients(merged, sharded_->num_pending()));
     }
@@ -338,8 +223,9 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
     batch->is_waiting_ = true;
     ++*num_waiting_;
   }
-  auto outputs =
-      has_autograd ? ExpandFunction::apply(shared_from_this(), batch, at::TensorList(inputs)) : expand(*batch);
+  auto outputs = has_autograd
+                     ? expand_with_gradient(c10::intrusive_ptr<TensorLookup>::reclaim_copy(this), batch, inputs)
+                     : expand(*batch);
   sharded_->forget_embeddings(*batch->batch_);
   return outputs;
 }
@@ -413,10 +299,7 @@ void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> cons
   use(*batch);
   std::vector<TableStep> all;
   for (std::size_t i = 0; i < steps.size(); ++i) all.push_back({.number = steps[i], .rates = {.rate = rates[i]}});
-  struct DropAtEnd {  // Also after an error of the rates: the next backward pass must not apply these too.
-    TensorLookup& lookup;
-    ~DropAtEnd() { lookup.drop_pending(); }
-  } const drop_at_end{*this};
+  DropAtEnd const drop_at_end(*this);
   static_cast<void>(sharded_->finish_gradients(*batch->batch_));
   change([&] { sharded_->apply_gradients(all); });
 }
@@ -428,7 +311,7 @@ std::uint64_t TensorLookup::num_refused(BatchPtr const& batch) const {
   return sum;
 }
 
-void TensorLookup::replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables) {
+void TensorLookup::replace_tables(std::vector<c10::intrusive_ptr<TensorTable>> const& tables) {
   std::lock_guard const lock(mutex_);
   base::expects(tables.size() == tables_.size(), "one table for each merged table");
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
@@ -482,9 +365,8 @@ void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor>
 
 at::Tensor TensorLookup::tensor_of(std::span<float const> values, std::shared_ptr<void const> owner,
                                    std::int64_t dim) const {
-  return at::from_blob(
-      const_cast<float*>(values.data()), {static_cast<std::int64_t>(values.size()) / dim, dim},
-      [owner = std::move(owner)](void*) {}, at::TensorOptions(at::kFloat).device(device_), device_);
+  return borrow(values.data(), {static_cast<std::int64_t>(values.size()) / dim, dim}, at::kFloat, device_,
+                std::move(owner));
 }
 
 // With mean, the gradient of a bag is divided by its number of ids first. The operators and their order keep the bits
@@ -499,9 +381,7 @@ at::Tensor TensorLookup::gradient_of_weights(TensorBatch const& batch, TensorBat
     if (learned.pooling == Pooling::kMean) of_bags = of_bags / learned.lengths.clamp_min(1).unsqueeze(1);
     of_bags = of_bags.index_select(0, at::repeat_interleave(learned.lengths, std::optional(num_keys)));
   }
-  auto const options = at::TensorOptions(at::kInt).device(device_);
-  auto const inverse = at::from_blob(
-      unique.inverse_indices.data() + learned.first_key, {num_keys}, [](void*) {}, options, device_);
+  auto const inverse = borrow(unique.inverse_indices.data() + learned.first_key, {num_keys}, at::kInt, device_);
   auto const dim = static_cast<std::int64_t>(tables_[learned.merged]->table().dim());
   auto of_keys = tensor_of(embeddings.span, embeddings.owner, dim).index_select(0, inverse);
   return of_keys.mul_(of_bags).sum(1).to(learned.type);
@@ -510,16 +390,12 @@ at::Tensor TensorLookup::gradient_of_weights(TensorBatch const& batch, TensorBat
 std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> TensorLookup::new_gradients(std::size_t merged) {
   std::lock_guard const lock(mutex_);
   if (num_marked_[merged] < sharded_->num_pending()) expect_unread_unchanged();
-  for (auto const& batch : pending_) use(*batch);
+  use_pending();
   std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> result;
   auto const dim = static_cast<std::int64_t>(tables_[merged]->table().dim());
   for (auto const& [keys, values] : sharded_->add_gradients(merged, num_marked_[merged])) {
     std::optional<at::Tensor> num_known;
-    if (keys.num_known != nullptr) {
-      num_known = at::from_blob(
-          const_cast<std::uint32_t*>(keys.num_known), {1}, [](void*) {}, at::TensorOptions(at::kInt).device(device_),
-          device_);
-    }
+    if (keys.num_known != nullptr) num_known = borrow(keys.num_known, {1}, at::kInt, device_);
     result.emplace_back(tensor_of(values, nullptr, dim), num_known);
   }
   for (auto const& mark : sent_[merged]) result.emplace_back(mark, std::nullopt);
@@ -562,11 +438,8 @@ void TensorLookup::apply(std::uint64_t step, std::vector<std::map<std::uint32_t,
     all.push_back(
         {.number = step, .rates = {.of_tables = rates[merged]}, .divisor = static_cast<float>(divisors[merged])});
   }
-  struct DropAtEnd {
-    TensorLookup& lookup;
-    ~DropAtEnd() { lookup.drop_pending(); }
-  } const drop_at_end{*this};
-  for (auto const& batch : pending_) use(*batch);
+  DropAtEnd const drop_at_end(*this);
+  use_pending();
   change([&] { sharded_->apply_gradients(all); });
 }
 
@@ -586,7 +459,7 @@ void TensorLookup::drop_pending() {
 void TensorLookup::scale(at::Tensor const& factor) {
   std::lock_guard const lock(mutex_);
   expect_unread_unchanged();
-  for (auto const& batch : pending_) use(*batch);
+  use_pending();
   auto const on_device = factor.to(at::TensorOptions(at::kFloat).device(device_));
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     sharded_->scale_gradients(merged, static_cast<float const*>(on_device.const_data_ptr()));
@@ -597,13 +470,10 @@ void TensorLookup::scale(at::Tensor const& factor) {
 at::Tensor TensorLookup::norm(std::size_t merged) {
   std::lock_guard const lock(mutex_);
   expect_unread_unchanged();
-  for (auto const& batch : pending_) use(*batch);
+  use_pending();
   auto const squares = sharded_->gradient_squares(merged);
   std::erase_if(unread_, [merged](Unread const& each) { return each.merged == merged; });
-  return at::from_blob(
-             squares.data(), {}, [owner = squares.owner](void*) {}, at::TensorOptions(at::kDouble).device(device_),
-             device_)
-      .sqrt();
+  return borrow(squares.data(), {}, at::kDouble, device_, squares.owner).sqrt();
 }
 
 }  // namespace headway::embedding

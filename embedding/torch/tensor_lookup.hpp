@@ -24,7 +24,7 @@ class TensorLookup;
 
 /// A merged table of a TensorLookup and its features.
 struct LookedUpTable {
-  std::shared_ptr<TensorTable> table;
+  c10::intrusive_ptr<TensorTable> table;
   std::vector<std::uint32_t> numbers;  ///< Key::table of each table in it.
   bool reads_unknown_as_zeros = false;
 };
@@ -67,7 +67,7 @@ class TensorBatch : public torch::CustomClassHolder {
 
 /// Lookups in the tables of a collection, as tensors with gradients: a ShardedTable for PyTorch. K ids of a feature, B
 /// bags, D columns.
-class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
+class TensorLookup : public torch::CustomClassHolder {
  public:
   using BatchPtr = c10::intrusive_ptr<TensorBatch>;
 
@@ -106,7 +106,7 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
 
   /// Keys that got no row on any rank. Waits for the device.
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
-  void replace_tables(std::vector<std::shared_ptr<TensorTable>> const& tables);
+  void replace_tables(std::vector<c10::intrusive_ptr<TensorTable>> const& tables);
 
   [[nodiscard]] bool has_gradients(std::size_t merged) const;
   /// Gradients of a merged table that were not returned before: (W, D) values, and (1,) int32 the number of valid rows
@@ -125,8 +125,16 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   [[nodiscard]] at::Tensor norm(std::size_t merged);
   [[nodiscard]] Traffic traffic() const;
 
+  /// (merged tables) Numbers of the tables in each.
+  [[nodiscard]] std::vector<std::vector<std::uint32_t>> const& table_numbers() const { return table_numbers_; }
+  /// (outputs) Columns of each.
+  [[nodiscard]] std::vector<std::int64_t> output_dims() const;
+  /// (outputs) One row per bag; false: one row per id.
+  [[nodiscard]] std::vector<bool> are_pooled() const;
+
  private:
   friend struct ExpandFunction;
+  class DropAtEnd;
 
   /// A gradient that the tables may read until it is added.
   struct Unread {
@@ -146,7 +154,9 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   void take_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients);
   [[nodiscard]] at::Tensor gradient_of_weights(TensorBatch const& batch, TensorBatch::LearnedWeights const& learned,
                                                at::Tensor const& gradients) const;
+  /// Marks a batch as used on the current stream.
   void use(TensorBatch& batch) const;
+  void use_pending() const;
   /// Calls `work` inside a change of each table.
   template <class Work>
   void change(Work const& work, std::size_t first = 0);
@@ -161,7 +171,8 @@ class TensorLookup : public std::enable_shared_from_this<TensorLookup> {
   }
 
   at::Device device_;
-  std::vector<std::shared_ptr<TensorTable>> tables_;
+  std::vector<c10::intrusive_ptr<TensorTable>> tables_;
+  std::vector<std::vector<std::uint32_t>> table_numbers_;
   FeatureTensors feature_tensors_;
   std::vector<std::size_t> first_feature_;  ///< (merged tables + 1)
   bool by_feature_;

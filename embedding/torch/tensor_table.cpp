@@ -43,12 +43,6 @@ KeyTensors keys_of(Records records, std::optional<at::Tensor> counts = std::null
           std::move(counts), true};
 }
 
-template <class T>
-std::vector<T> vector_of(at::Tensor const& tensor, at::ScalarType type, char const* name) {
-  auto const span = span_of<T>(tensor, type, kHost, name);
-  return {span.begin(), span.end()};
-}
-
 }  // namespace
 
 TensorTable::TensorTable(TableOptions const& options, at::Device device)
@@ -110,30 +104,13 @@ TensorTable::RecordTensors TensorTable::export_records(KeyTensors const& keys) c
           matrix(std::move(records.states), table_->state_size())};
 }
 
-at::Tensor TensorTable::import_records(KeyTensors const& keys, RecordTensors const& tensors) {
-  auto const view = keys.view(kHost);
-  auto const& [counts, steps, embeddings, states] = tensors;
-  Records records{.ids = {view.ids.begin(), view.ids.end()},
-                  .tables = {view.tables.begin(), view.tables.end()},
-                  .counts = vector_of<std::uint32_t>(counts, at::kInt, "counts"),
-                  .steps = vector_of<std::uint32_t>(steps, at::kInt, "steps"),
-                  .embeddings = vector_of<float>(embeddings, at::kFloat, "embeddings"),
-                  .states = vector_of<float>(states, at::kFloat, "states")};
-  if (view.tables.empty()) records.tables.assign(view.size(), view.table);
-  auto statuses = empty(keys.ids.numel(), at::kByte, kHost);
-  change([&](Table& table) { table.import_records(records, statuses_of(statuses, kHost)); });
-  return statuses;
-}
-
-void TensorTable::import_pending(KeyTensors const& keys) {
-  auto const view = keys.view(kHost);
-  base::expects(view.counts.size() == view.size(), "keys that wait for a row have counts");
-  Records records;
-  records.ids.assign(view.ids.begin(), view.ids.end());
-  records.tables.assign(view.tables.begin(), view.tables.end());
-  records.counts.assign(view.counts.begin(), view.counts.end());
-  if (view.tables.empty()) records.tables.assign(view.size(), view.table);
-  change([&](Table& table) { table.import_pending(records); });
+void TensorTable::import_records(FragmentTensors const& fragment, bool are_pending, std::uint32_t rank,
+                                 std::uint32_t num_ranks) {
+  auto const view = fragment.view();
+  change([&](Table& table) {
+    RecordTarget const target{.table = &table, .numbers = {fragment.table}};
+    import_records_of_rank(are_pending ? view.pending : view.rows, {&target, 1}, rank, num_ranks);
+  });
 }
 
 }  // namespace headway::embedding

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headway/embedding/table.hpp"
+#include "record_tensors.hpp"
 #include "tensors.hpp"
 
 #include <atomic>
@@ -12,9 +13,9 @@
 
 namespace headway::embedding {
 
-/// A Table on tensors, for Python. Tensors are on the table's device, except those of records, which are on the CPU.
+/// A Table on tensors. Tensors are on the table's device, except those of records, which are on the CPU.
 /// K keys, D columns. Rows are int32, statuses uint8.
-class TensorTable {
+class TensorTable : public torch::CustomClassHolder {
  public:
   using RowsAndStatuses = std::pair<at::Tensor, at::Tensor>;
   /// Columns of Records: counts, steps, embeddings, states.
@@ -52,11 +53,10 @@ class TensorTable {
   }
   [[nodiscard]] KeyTensors list(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   [[nodiscard]] KeyTensors list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
-  /// @param keys on the CPU; likewise for imports
+  /// @param keys on the CPU
   [[nodiscard]] RecordTensors export_records(KeyTensors const& keys) const;
-  /// @returns (K,) uint8 statuses, on the CPU
-  at::Tensor import_records(KeyTensors const& keys, RecordTensors const& tensors);
-  void import_pending(KeyTensors const& keys);
+  /// Imports the rows that a rank owns, or the pending keys. See import_records_of_rank().
+  void import_records(FragmentTensors const& fragment, bool are_pending, std::uint32_t rank, std::uint32_t num_ranks);
 
  private:
   /// Scope of a change: increments `num_changes_` at both ends.

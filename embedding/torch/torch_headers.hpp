@@ -8,4 +8,4 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>

@@ -5,5 +5,5 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>

@@ -77,6 +77,21 @@ class Keys:
 
 Records = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # counts_K, steps_K, embeddings_KD, states_KS
 
+# The fields of headway.embedding.table_records.Records.
+_Fragment = tuple[
+    int,
+    int,
+    tuple[int, int],
+    int,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+]
+
 class Table:
     def __init__(
         self,
@@ -122,8 +137,8 @@ class Table:
     def list(self, first_bucket: int, end_bucket: int, /) -> Keys: ...
     def list_pending(self, first_bucket: int, end_bucket: int, /) -> Keys: ...
     def export_records(self, keys: Keys, /) -> Records: ...
-    def import_records(self, keys: Keys, records: Records, /) -> torch.Tensor: ...
-    def import_pending(self, keys: Keys, /) -> None: ...
+    # Imports the rows that `rank` owns, or the pending keys. MemoryError: there is no room for one.
+    def import_records(self, records: _Fragment, *, pending: bool, rank: int, num_ranks: int) -> None: ...
     def evict_beyond_limit(self) -> int: ...
 
 # Fields of a block: offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket.
@@ -150,6 +165,11 @@ def load_records(
     rank: int,
     num_ranks: int,
 ) -> None: ...
+
+# Bytes of a fragment, (1, bytes) uint8, and its columns as views of them.
+# ValueError: columns have different lengths; the bytes are of another format, truncated or altered.
+def encode_records(records: _Fragment, /) -> torch.Tensor: ...
+def decode_records(encoded: torch.Tensor, /) -> _Fragment: ...
 
 class UniqueKeys:
     """The distinct keys of a batch.
@@ -265,3 +285,5 @@ class TableLookup:
     def scale(self, factor: torch.Tensor, /) -> None: ...
     def norm(self, index: int, /) -> torch.Tensor: ...  # () float64
     def traffic(self) -> dict[str, int]: ...
+    def register_as(self, name: str, /) -> None: ...  # ValueError: the name is in use, or the lookup has another one.
+    def script_object(self) -> torch.ScriptObject: ...  # The same lookup, as torch.classes.headway.TableLookup.

@@ -35,6 +35,7 @@ from headway.embedding.config import (
     TableConfig,
     Uniform,
 )
+from headway.embedding.exportable import ExportableLookup
 from headway.embedding.process_groups import LOCAL
 from headway.embedding.sharded_tables import NoRoomError
 
@@ -45,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "Constant",
     "Eviction",
+    "ExportableLookup",
     "FeatureConfig",
     "HashTableCollection",
     "Initializer",

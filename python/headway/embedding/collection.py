@@ -211,6 +211,24 @@ class HashTableCollection(ShardedTables):
         by_name = {feature.name: output for feature, output in zip(self._looked_up, outputs, strict=True)}
         return {feature.name: by_name[feature.name] for feature in self.features}
 
+    def script_lookup(self, name: str) -> torch.ScriptObject:
+        """Returns the lookup as an object of ``torch.classes.headway.TableLookup``, for ``torch.ops.headway.look_up``.
+
+        Its features are ``looked_up_features``, in that order.
+
+        Args:
+            name: name of the lookup in this process, by which saved programs refer to it.
+        Raises:
+            ValueError: another lookup has the name, or this one has another name.
+        """
+        self._lookup.register_as(name)
+        return self._lookup.script_object()
+
+    @property
+    def looked_up_features(self) -> list[str]:
+        """Names of the features in the order of the lookup: those of a merged table are adjacent."""
+        return [feature.name for feature in self._looked_up]
+
     # Learning
 
     def apply_gradients(

@@ -22,8 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway import _embedding
-from headway._embedding import Keys, KeyStatus, Table
-from headway.embedding.keys import owned_by
+from headway._embedding import Table
 from headway.embedding.merging import keep_within_limit, table_id_of
 from headway.embedding.table_records import Listing, LiveRecords, Records, TableShard
 from headway.embedding.table_state import TableRecords
@@ -101,19 +100,13 @@ def import_records(shard: TableShard, read: ReadRecords) -> None:
     Raises:
         MemoryError: the table has no room for all of them.
     """
-    for name, records in read:
-        table_id = table_id_of(name)
-        own = owned_by(Keys(records.ids_K, table=table_id), shard.rank, shard.num_ranks)
-        columns = (records.counts_K[own], records.steps_K[own], records.embeddings_KD[own], records.states_KS[own])
-        statuses = shard.table.import_records(Keys(records.ids_K[own], table=table_id), columns)
-        if (statuses == KeyStatus.NO_ROOM.value).any():
-            raise MemoryError(f"table {name}: there is no room for its records")
-    for name, records in read:
-        table_id = table_id_of(name)
-        waiting = owned_by(Keys(records.pending_P, table=table_id), shard.rank, shard.num_ranks)
-        if len(waiting) > 0:
-            keys = Keys(records.pending_P[waiting], table=table_id, counts=records.pending_counts_P[waiting])
-            shard.table.import_pending(keys)
+    for pending in (False, True):  # Rows first: a key with a row never waits.
+        for name, records in read:
+            named = replace(records, table=table_id_of(name)).values()
+            try:
+                shard.table.import_records(named, pending=pending, rank=shard.rank, num_ranks=shard.num_ranks)
+            except MemoryError as error:
+                raise MemoryError(f"table {name}: {error}") from error
     keep_within_limit(shard.names, shard.table)
 
 

@@ -12,17 +12,12 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-import numpy
 import torch
 
 from headway import _embedding
 from headway._deprecation import warn_renamed
 from headway._embedding import Keys, Table
 from headway.embedding.merging import table_id_of, table_ids_of
-
-#: Version of the layout of ``Records.encode()``.
-_LAYOUT = 1
-_HEADER = 10  # Number of int64 values: layout, routing version, updates, first bucket, end bucket, table, K, P, D, S.
 
 
 @dataclass(frozen=True)
@@ -109,47 +104,25 @@ class Records:
         return rows_K, pending_P
 
     def encode(self) -> torch.Tensor:
-        """Serialises the records as (1, bytes) uint8: header, columns of 8 bytes, then columns of 4 bytes.
+        """Serialises the records as (1, bytes) uint8, with a checksum; embedding/src/checkpoint/record_fragment.cpp.
 
-        The columns of 8 bytes come first, so all of them are aligned.
+        Raises:
+            ValueError: columns have different lengths.
         """
-        sizes = (len(self.ids_K), len(self.pending_P), self.embeddings_KD.size(1), self.states_KS.size(1))
-        header = torch.tensor([_LAYOUT, self.routing_version, self.updates, *self.buckets, self.table, *sizes])
-        columns = (header, self.ids_K, self.pending_P, *self.rows[1:], self.pending_counts_P)
-        bytes_of_columns = [column.contiguous().view(-1).view(torch.uint8).numpy() for column in columns]
-        encoded = torch.empty(1, sum(map(len, bytes_of_columns)), dtype=torch.uint8)
-        numpy.concatenate(
-            bytes_of_columns, out=encoded.numpy()[0]
-        )  # On this thread only: a save has a thread of its own.
-        return encoded
+        return _embedding.encode_records(Records(*map(_contiguous, self.values())).values())
 
     @classmethod
     def decode(cls, encoded: torch.Tensor) -> Records:
         """Reads what ``encode()`` returned. The columns are views of ``encoded``.
 
         Raises:
-            ValueError: the layout is another one, or the bytes are truncated.
+            ValueError: the layout is another one, or the bytes are truncated or altered.
         """
-        data = encoded.view(-1)
-        if data.dtype != torch.uint8 or len(data) < 8 * _HEADER:
-            raise ValueError("records of a table are truncated")
-        layout, routing, updates, first, end, table, K, P, D, S = data[: 8 * _HEADER].view(torch.int64).tolist()
-        if layout != _LAYOUT:
-            raise ValueError(f"records of a table have layout {layout}, not {_LAYOUT}: another version wrote them")
-        shapes = [(K,), (P,), (K,), (K,), (K, D), (K, S), (P,)]
-        types = [torch.int64] * 2 + [torch.int32] * 2 + [torch.float32] * 2 + [torch.int32]
-        columns, begin = [], 8 * _HEADER
-        for shape, dtype in zip(shapes, types, strict=True):
-            num_bytes = dtype.itemsize * torch.Size(shape).numel()
-            column = data[begin : begin + num_bytes]
-            if len(column) < num_bytes:
-                raise ValueError("records of a table are truncated")
-            columns.append(column.view(dtype).view(shape))
-            begin += num_bytes
-        ids, pending, counts, steps, embeddings, states, pending_counts = columns
-        return cls(
-            routing, updates, (first, end), table, ids, counts, steps, embeddings, states, pending, pending_counts
-        )
+        return cls(*_embedding.decode_records(encoded))
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _places_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:

@@ -7,8 +7,12 @@ their gradients. The function of the same name in :mod:`headway.reference` defin
 ``ranged_dispatch`` reorders jagged rows for an all-to-all: by destination rank, then feature, then sample. Each rank
 has a range of the samples. ``ranged_combine`` is the inverse: it restores the order by feature, then sample. The
 ``_dense`` variants are for exactly one row per feature and sample, so they take no lengths.
+
+``OPERATOR_LIBRARY`` is the path of the library that defines the operators. C++ programs load it without Python
+(examples/torch_consumer).
 """
 
+from headway._extension_import import OPERATOR_LIBRARY
 from headway.ops.gated_norm import gated_norm
 from headway.ops.hstu_attention import hstu_attention
 from headway.ops.jagged_order import (
@@ -32,6 +36,7 @@ from headway.ops.run_lengths import run_lengths, unique_with_counts
 from headway.ops.silu_split import silu_split
 
 __all__ = [
+    "OPERATOR_LIBRARY",
     "gated_norm",
     "hstu_attention",
     "jagged_add_dense",

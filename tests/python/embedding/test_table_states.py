@@ -263,10 +263,23 @@ def test_pieces_that_are_truncated_or_of_another_layout_are_refused() -> None:
     encoded = trained().state_dict()["tables.items.records"].read().encode()
     for cut in (encoded[:, :-1], encoded[:, :40]):
         with pytest.raises(ValueError, match="truncated"):
-            Records.decode(cut)
-    encoded[0, 0] = 7
-    with pytest.raises(ValueError, match="layout 7, not 1"):
-        Records.decode(encoded)
+            Records.decode(cut.contiguous())
+    altered = encoded.clone()
+    altered[0, -1] ^= 1
+    with pytest.raises(ValueError, match="altered"):
+        Records.decode(altered)
+    altered[0, 0] = 7
+    with pytest.raises(ValueError, match="layout 7, not 2"):
+        Records.decode(altered)
+
+
+def test_pieces_of_the_first_layout_are_read() -> None:
+    records = trained().state_dict()["tables.items.records"].read()
+    encoded = records.encode()
+    words = encoded[0, :88].view(torch.int64)
+    words[0] = 1  # Layout 1 is layout 2 without the checksum, the last word of the header.
+    first_layout = torch.cat([encoded[:, :80], encoded[:, 88:]], dim=1)
+    assert same([Records.decode(first_layout).rows], [records.rows])
 
 
 def test_states_of_other_tables_are_refused_by_name() -> None:
@@ -366,10 +379,10 @@ def test_an_error_in_one_table_leaves_all_as_they_were(monkeypatch: pytest.Monke
     model, state = trained(), trained(range(4)).state_dict()
     before, whole = records_of(model.tables), getattr(Table, call)
 
-    def fail(table: Table, *arguments: Any) -> Any:
+    def fail(table: Table, *arguments: Any, **options: Any) -> Any:
         if table.dim == dim:
             raise MemoryError("no room")
-        return whole(table, *arguments)
+        return whole(table, *arguments, **options)
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
         patch.setattr(Table, call, fail)

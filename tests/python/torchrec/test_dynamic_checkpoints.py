@@ -27,7 +27,7 @@ from dynamic_models import (
     sharded_collection,
     train_in_loop,
 )
-from headway._embedding import Keys, KeyStatus, Table, route
+from headway._embedding import Keys, Table, route
 from headway.embedding import Adagrad, Adam, Optimizer
 from headway.embedding.merging import table_id_of
 from headway.embedding.table_state import TableRecords
@@ -226,9 +226,10 @@ def load_without_room(rank: int, dim: int) -> None:
     before = rows_of(other), updates_of(other)
     with_room = Table.import_records
 
-    def import_records(table: Table, *arguments: Any) -> torch.Tensor:
-        statuses = with_room(table, *arguments)
-        return torch.full_like(statuses, KeyStatus.NO_ROOM.value) if table.dim == dim else statuses
+    def import_records(table: Table, *arguments: Any, **options: Any) -> None:
+        with_room(table, *arguments, **options)
+        if table.dim == dim:
+            raise MemoryError("there is no room for 1 of 2 records")
 
     with mock.patch.object(Table, "import_records", import_records), pytest.raises(MemoryError, match="no room"):
         other.load_state_dict(parallel.state_dict())

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "headway/base/file_descriptor.hpp"
+#include "headway/embedding/record_import.hpp"
 #include "headway/embedding/table.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <future>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,25 +67,12 @@ struct RecordSource {
   std::size_t dim = 0, state_size = 0;  ///< Columns of embeddings and optimizer states in the file.
 };
 
-/// A table that takes records.
-struct RecordTarget {
-  Table* table = nullptr;
-  std::vector<std::uint32_t> numbers;  ///< Records of these tables are for it.
-  /// Optimizer state of the rows, whatever the records say. None: that of the records; a table without state drops it.
-  std::optional<float> initial_state{};
-};
-
 /// Reads a block.
 /// @throws base::SystemError if the file cannot be read; std::runtime_error if it is truncated or altered
 [[nodiscard]] Records read_records(RecordSource const& source);
 
-/// Imports the records of a rank: of all keys in the blocks, those that it owns, each into the target that has its
-/// table. Records of other tables are dropped. Rows come before keys that wait for one, since a key with a row never
-/// waits. Reads one block while it imports another.
-/// @throws as read_records(), and std::runtime_error if a table has no room for a record; base::UsageError if
-/// embeddings
-///   or states of a block are of another width than those of a target. Records of blocks before the bad one are
-///   imported.
+/// import_records_of_rank() of all blocks: rows before pending keys. Reads one block while it imports another.
+/// @throws as read_records() and import_records_of_rank(). Records of blocks before the bad one are imported.
 void load_records(std::span<RecordSource const> sources, std::span<RecordTarget const> targets, std::uint32_t rank,
                   std::uint32_t num_ranks);
 

@@ -94,7 +94,7 @@ def _read_all(
         targets.append((table, [table_id_of(each.name) for each in merged.tables], initial_state))
     try:
         _embedding.load_records(sources, targets, rank=rank, num_ranks=num_ranks)
-    except (RuntimeError, ValueError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint cannot be read: {error}") from error
     for merged, table in zip(merged_tables, tables, strict=True):
         keep_within_limit([each.name for each in merged.tables], table)

@@ -9,8 +9,10 @@
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
+#include "interpreter.hpp"
 #include "python_types.hpp"
 #include "rank_buffers.hpp"
+#include "table_settings.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
 #include "tensors.hpp"
@@ -19,10 +21,16 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <exception>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -33,14 +41,8 @@ namespace {
 kernels::OptimizerOptions make_optimizer(std::string const& kind, double eps, double beta1, double beta2,
                                          double initial_accumulator_value, double weight_decay,
                                          bool decoupled_weight_decay) {
-  using Kind = kernels::OptimizerKind;
-  static std::map<std::string, Kind> const kinds{{"sgd", Kind::kSgd},
-                                                 {"adagrad", Kind::kAdagrad},
-                                                 {"row_wise_adagrad", Kind::kRowWiseAdagrad},
-                                                 {"adam", Kind::kAdam},
-                                                 {"row_wise_adam", Kind::kRowWiseAdam}};
   kernels::OptimizerOptions const options{
-      .kind = named(kinds, kind, "optimizer"),
+      .kind = optimizer_of(kind),
       .epsilon = eps,
       .beta1 = beta1,
       .beta2 = beta2,
@@ -57,43 +59,28 @@ void warn_deprecated(std::string const& old_name, std::string const& new_name) {
   if (PyErr_WarnEx(PyExc_DeprecationWarning, message.c_str(), 1) != 0) throw py::error_already_set();
 }
 
-std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.value_or(TableOptions::kUnlimited); }
-
-/// Default of `eviction_batch`. A CPU table evicts a few rows per step from its queues. An eviction that scans all rows
-/// should be rare, so it goes down to the low water at once: on a device, and if expiry changes the order of eviction.
-/// Example: a CPU table with "lru" evicts 128 rows at a time; a table on a device evicts all rows above the low water.
-std::size_t default_eviction_batch(at::Device device, EvictionPolicy policy, std::uint32_t time_to_live) {
-  constexpr std::size_t kFewRows = 128;
-  bool const expires_by_count = policy == EvictionPolicy::kLeastFrequentlyUsed && time_to_live > 0;
-  return device.is_cpu() && !expires_by_count ? kFewRows : TableOptions::kUnlimited;
-}
-
-std::unique_ptr<TensorTable> make_table(std::size_t dim, Initializer const& initializer,
-                                        kernels::OptimizerOptions const& optimizer, std::optional<std::size_t> max_rows,
-                                        std::string const& eviction, std::optional<std::size_t> high_water,
-                                        std::optional<std::size_t> low_water, std::uint32_t time_to_live,
-                                        std::uint32_t min_count, std::optional<std::size_t> max_pending,
-                                        std::uint32_t hot_count, PythonThreadPool const& thread_pool,
-                                        std::optional<at::Device> device, std::optional<std::size_t> eviction_batch) {
-  static std::map<std::string, EvictionPolicy> const policies{{"none", EvictionPolicy::kNone},
-                                                              {"lru", EvictionPolicy::kLeastRecentlyUsed},
-                                                              {"lfu", EvictionPolicy::kLeastFrequentlyUsed}};
-  auto const policy = named(policies, eviction, "policy of eviction");
-  TableOptions const options{
-      .dim = dim,
-      .initializer = initializer,
-      .optimizer = optimizer,
-      .max_rows = rows_or_unlimited(max_rows),
-      .eviction = policy,
-      .high_water = rows_or_unlimited(high_water),
-      .low_water = rows_or_unlimited(low_water),
-      .eviction_batch = eviction_batch.value_or(default_eviction_batch(resolve(device), policy, time_to_live)),
-      .time_to_live = time_to_live,
-      .min_count = min_count,
-      .max_pending = rows_or_unlimited(max_pending),
-      .hot_count = hot_count,
-      .thread_pool = thread_pool.pool};
-  return std::make_unique<TensorTable>(options, resolve(device));
+c10::intrusive_ptr<TensorTable> make_table(std::size_t dim, Initializer const& initializer,
+                                           kernels::OptimizerOptions const& optimizer,
+                                           std::optional<std::size_t> max_rows, std::string eviction,
+                                           std::optional<std::size_t> high_water, std::optional<std::size_t> low_water,
+                                           std::uint32_t time_to_live, std::uint32_t min_count,
+                                           std::optional<std::size_t> max_pending, std::uint32_t hot_count,
+                                           PythonThreadPool const& thread_pool, std::optional<at::Device> device,
+                                           std::optional<std::size_t> eviction_batch) {
+  TableSettings const settings{.dim = dim,
+                               .initializer = initializer,
+                               .optimizer = optimizer,
+                               .max_rows = max_rows,
+                               .eviction = std::move(eviction),
+                               .high_water = high_water,
+                               .low_water = low_water,
+                               .eviction_batch = eviction_batch,
+                               .time_to_live = time_to_live,
+                               .min_count = min_count,
+                               .max_pending = max_pending,
+                               .hot_count = hot_count,
+                               .thread_pool = thread_pool.pool};
+  return c10::make_intrusive<TensorTable>(options_of(settings, resolve(device)), resolve(device));
 }
 
 std::map<std::string, std::size_t> size(TensorTable const& table) {
@@ -110,6 +97,20 @@ std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
   return {{"inserted", counts.inserted}, {"erased", counts.erased},   {"evicted", counts.evicted},
           {"expired", counts.expired},   {"refused", counts.refused}, {"forgotten", counts.forgotten},
           {"promoted", counts.promoted}, {"demoted", counts.demoted}, {"dropped_gradients", counts.dropped_gradients}};
+}
+
+/// A fragment of records in the order of the fields of Records (python/headway/embedding/table_records.py).
+using FragmentTuple = std::tuple<std::uint32_t, std::uint64_t, std::pair<std::uint32_t, std::uint32_t>, std::uint32_t,
+                                 at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+FragmentTensors fragment_of(FragmentTuple const& tuple) {
+  return std::apply([](auto const&... fields) { return FragmentTensors{fields...}; }, tuple);
+}
+
+FragmentTuple tuple_of(FragmentTensors const& records) {
+  return {records.routing_version, records.updates, records.buckets,    records.table,  records.ids,
+          records.counts,          records.steps,   records.embeddings, records.states, records.pending_ids,
+          records.pending_counts};
 }
 
 /// Wraps a member function of Table for TensorTable. Functions that are not const count as changes. Example:
@@ -150,7 +151,7 @@ void define_table(py::module_& module) {
       .def_readonly("num_known", &KeyTensors::num_known)
       .def("to", &KeyTensors::to, WithoutGil())
       .def("__len__", [](KeyTensors const& keys) { return keys.ids.numel(); });
-  py::class_<TensorTable, std::shared_ptr<TensorTable>>(module, "Table")
+  py::class_<TensorTable, c10::intrusive_ptr<TensorTable>>(module, "Table")
       .def(py::init(&make_table), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"),
@@ -177,12 +178,15 @@ void define_table(py::module_& module) {
       .def("list", &TensorTable::list, WithoutGil())
       .def("list_pending", &TensorTable::list_pending, WithoutGil())
       .def("export_records", &TensorTable::export_records, WithoutGil())
-      .def("import_records", &TensorTable::import_records, WithoutGil())
-      .def("import_pending", &TensorTable::import_pending, WithoutGil())
+      .def(
+          "import_records",
+          [](TensorTable& table, FragmentTuple const& records, bool pending, std::uint32_t rank,
+             std::uint32_t num_ranks) { table.import_records(fragment_of(records), pending, rank, num_ranks); },
+          WithoutGil(), py::arg("records"), py::kw_only(), py::arg("pending"), py::arg("rank"), py::arg("num_ranks"))
       .def("evict_beyond_limit", of_table(&Table::evict_beyond_limit), WithoutGil());
 }
 
-// Files of records
+// Records in files and states
 
 /// Blocks and sources as tuples, in the order of the fields of RecordBlock, and a path with widths around it.
 using BlockTuple =
@@ -227,7 +231,7 @@ void load_into(std::span<TargetTuple const> tuples, std::vector<RecordTarget>& t
   });
 }
 
-void define_record_files(py::module_& module) {
+void define_records(py::module_& module) {
   py::class_<RecordFileWriter>(module, "RecordFileWriter")
       .def(py::init<std::string, std::size_t>(), py::arg("path"), py::kw_only(), py::arg("records_per_block"))
       .def(
@@ -238,6 +242,17 @@ void define_record_files(py::module_& module) {
           py::arg("end_bucket"))
       .def_property_readonly("num_blocks", &RecordFileWriter::num_blocks)
       .def("finish", &finish, WithoutGil());
+  module.def(
+      "encode_records", [](FragmentTuple const& records) { return encode(fragment_of(records)); }, WithoutGil());
+  module.def(
+      "decode_records", [](at::Tensor const& bytes) { return tuple_of(decode(bytes)); }, WithoutGil());
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (NoRoomForRecords const& no_room) {
+      PyErr_SetString(PyExc_MemoryError, no_room.what());
+    }
+  });
   module.def(
       "load_records",
       [](std::vector<SourceTuple> const& sources, std::vector<TargetTuple> const& targets, std::uint32_t rank,
@@ -340,9 +355,24 @@ void define_deduplicator(py::module_& module) {
   module.attr("NUM_VIRTUAL_BUCKETS") = kNumVirtualBuckets;
 }
 
+// Functions of the interpreter that libheadway_operators calls
+
+std::shared_ptr<void> release_lock() {
+  if (!Py_IsInitialized() || !PyGILState_Check()) return nullptr;
+  return std::make_shared<py::gil_scoped_release>();
+}
+
+/// On the main thread, the only one on which Python runs them.
+void run_signal_handlers() {
+  if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid() || !Py_IsInitialized()) return;
+  py::gil_scoped_acquire const acquired;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_embedding, module) {
+  interpreter() = {.release_lock = &release_lock, .run_signal_handlers = &run_signal_handlers};
   module.attr("torch_version") = TORCH_VERSION;
   py::enum_<KeyStatus>(module, "KeyStatus")
       .value("FOUND", KeyStatus::kFound)
@@ -351,7 +381,7 @@ PYBIND11_MODULE(_embedding, module) {
       .value("PENDING", KeyStatus::kPending)
       .value("NO_ROOM", KeyStatus::kNoRoom);
   define_table(module);
-  define_record_files(module);
+  define_records(module);
   define_deduplicator(module);
   define_lookup(module);
 }

@@ -3,10 +3,13 @@
 // The lookup of a collection for Python: headway._embedding.TableLookup.
 
 #include "devices.hpp"
+#include "lookup_registry.hpp"
 #include "python_types.hpp"
+#include "table_settings.hpp"
 #include "tensor_lookup.hpp"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <map>
 #include <string>
@@ -16,21 +19,13 @@ namespace headway::embedding {
 
 namespace {
 
-Dedup make_dedup(std::string const& name) {
-  static std::map<std::string, Dedup> const dedups{
-      {"none", Dedup::kNone}, {"first", Dedup::kFirst}, {"second", Dedup::kSecond}, {"both", Dedup::kBoth}};
-  auto const found = dedups.find(name);
-  if (found == dedups.end()) throw py::value_error("dedup must be none, first, second or both, not '" + name + "'");
-  return found->second;
-}
-
-std::shared_ptr<TensorLookup> make_lookup(std::vector<std::shared_ptr<TensorTable>> const& tables,
-                                          std::vector<std::vector<std::uint32_t>> const& table_ids,
-                                          std::vector<bool> const& hides_unknown, std::vector<std::string> names,
-                                          std::vector<std::uint32_t> feature_tables,
-                                          std::vector<std::optional<std::string>> const& poolings,
-                                          c10d::ProcessGroup* group, std::string const& dedup,
-                                          PythonThreadPool const& thread_pool, at::Device device, bool by_feature) {
+c10::intrusive_ptr<TensorLookup> make_lookup(std::vector<c10::intrusive_ptr<TensorTable>> const& tables,
+                                             std::vector<std::vector<std::uint32_t>> const& table_ids,
+                                             std::vector<bool> const& hides_unknown, std::vector<std::string> names,
+                                             std::vector<std::uint32_t> feature_tables,
+                                             std::vector<std::optional<std::string>> const& poolings,
+                                             c10d::ProcessGroup* group, std::string const& dedup,
+                                             PythonThreadPool const& thread_pool, at::Device device, bool by_feature) {
   if (table_ids.size() != tables.size() || hides_unknown.size() != tables.size()) {
     throw py::value_error("table_ids and hides_unknown need one element for each table");
   }
@@ -39,13 +34,13 @@ std::shared_ptr<TensorLookup> make_lookup(std::vector<std::shared_ptr<TensorTabl
     merged.push_back({.table = tables[i], .numbers = table_ids[i], .reads_unknown_as_zeros = hides_unknown[i]});
   }
   std::vector<Pooling> kinds;
-  for (auto const& pooling : poolings) kinds.push_back(make_pooling(pooling));
+  for (auto const& pooling : poolings) kinds.push_back(pooling_of(pooling));
   auto owned = group == nullptr ? c10::intrusive_ptr<c10d::ProcessGroup>()
                                 : c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group);
   py::gil_scoped_release const without_gil;
-  return std::make_shared<TensorLookup>(std::move(merged), std::move(names), std::move(feature_tables),
-                                        std::move(kinds), owned, make_dedup(dedup), thread_pool.pool, resolve(device),
-                                        by_feature);
+  return c10::make_intrusive<TensorLookup>(std::move(merged), std::move(names), std::move(feature_tables),
+                                           std::move(kinds), owned, dedup_of(dedup), thread_pool.pool, resolve(device),
+                                           by_feature);
 }
 
 std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
@@ -63,7 +58,7 @@ std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
 
 void define_lookup(py::module_& module) {
   py::class_<TensorBatch, TensorLookup::BatchPtr>(module, "LookupBatch");
-  py::class_<TensorLookup, std::shared_ptr<TensorLookup>>(module, "TableLookup")
+  py::class_<TensorLookup, c10::intrusive_ptr<TensorLookup>>(module, "TableLookup")
       .def(py::init(&make_lookup), py::kw_only(), py::arg("tables"), py::arg("table_ids"), py::arg("hides_unknown"),
            py::arg("names"), py::arg("feature_tables"), py::arg("poolings"), py::arg("group").none(true),
            py::arg("dedup"), py::arg("thread_pool"), py::arg("device"), py::arg("by_feature") = true)
@@ -96,7 +91,12 @@ void define_lookup(py::module_& module) {
       .def("drop", &TensorLookup::drop, WithoutGil())
       .def("scale", &TensorLookup::scale, WithoutGil())
       .def("norm", &TensorLookup::norm, WithoutGil())
-      .def("traffic", &traffic, WithoutGil());
+      .def("traffic", &traffic, WithoutGil())
+      .def("register_as", [](c10::intrusive_ptr<TensorLookup> const& lookup,
+                             std::string const& name) { register_lookup(name, lookup); })
+      // The same object as a custom class of torch, for torch.ops and torch.export.
+      .def("script_object",
+           [](c10::intrusive_ptr<TensorLookup> const& lookup) { return torch::jit::toPyObject(c10::IValue(lookup)); });
 }
 
 }  // namespace headway::embedding

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/embedding/sharded_table.hpp"
+#include "torch_headers.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace headway::embedding {
+
+/// Options of a table by their Python names. Fields mean the same as in TableOptions; no number: unlimited.
+struct TableSettings {
+  std::size_t dim = 0;
+  Initializer initializer = Initializer::constant(0);
+  kernels::OptimizerOptions optimizer{};
+  std::optional<std::size_t> max_rows{};
+  std::string eviction = "none";  ///< Or lru, lfu.
+  std::optional<std::size_t> high_water{}, low_water{};
+  std::optional<std::size_t> eviction_batch{};  ///< None: a few rows per step on the CPU, else unlimited.
+  std::uint32_t time_to_live = 0;
+  std::uint32_t min_count = 1;
+  std::optional<std::size_t> max_pending{};
+  std::uint32_t hot_count = 0;
+  std::shared_ptr<base::ThreadPool> thread_pool{};
+};
+
+/// @throws base::UsageError if a name is unknown; likewise below
+[[nodiscard]] TableOptions options_of(TableSettings const& settings, at::Device device);
+/// @param name constant, uniform (from `first` to `second`) or normal (mean `first`, deviation `second`)
+[[nodiscard]] Initializer initializer_of(std::string const& name, double first, double second, std::uint64_t seed);
+/// @param name sgd, adagrad, row_wise_adagrad, adam or row_wise_adam
+[[nodiscard]] kernels::OptimizerKind optimizer_of(std::string const& name);
+/// @param name none, first, second or both
+[[nodiscard]] Dedup dedup_of(std::string const& name);
+/// @param name sum, mean, or none for an embedding per id
+[[nodiscard]] Pooling pooling_of(std::optional<std::string> const& name);
+
+}  // namespace headway::embedding
