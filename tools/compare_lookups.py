@@ -95,6 +95,8 @@ def run_rank(arguments: list[str]) -> None:
     rank, histories, num_ranks = (int(each) for each in arguments[:3])
     backend, device, folder = arguments[3:]
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     if num_ranks > 1:
         import headway  # noqa: F401
 

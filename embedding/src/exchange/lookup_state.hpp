@@ -93,11 +93,11 @@ struct ShardedTable::TableLookup {
 };
 
 /// Stages of a batch, in their order.
-enum class Stage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent, kFinished, kFailed };
+enum class LookupStage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent, kFinished, kFailed };
 
 struct ShardedTable::Batch::State {
   BatchOptions options;
-  Stage stage = Stage::kBegun;
+  LookupStage stage = LookupStage::kBegun;
   bool has_unique_keys = false;
   std::vector<TableLookup> lookups{};
   std::unique_ptr<KeyExchange> keys{};        ///< On their way until look_up(); none with one rank.

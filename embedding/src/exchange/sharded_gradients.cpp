@@ -50,7 +50,7 @@ void ShardedTable::return_gradients(Batch& batch, std::span<GradientRows const> 
 void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor) {
   expect_own(batch);
   auto& state = *batch.state_;
-  base::expects(state.stage == Stage::kFinished, "return_gradients: the batch is not finished");
+  base::expects(state.stage == LookupStage::kFinished, "return_gradients: the batch is not finished");
   base::expects(state.gradients == nullptr, "start_gradients: those before have not been finished");
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -173,7 +173,7 @@ void ShardedTable::weight_gradients(Batch const& batch, std::size_t merged, std:
   auto const& inputs = lookup.inputs;
   std::size_t const dim = widths_[merged];
   base::expects(options_.device->is_host(), "weight_gradients: tables are in the memory of a device");
-  base::expects(batch.state_->stage == Stage::kFinished && batch.state_->options.keeps_embeddings,
+  base::expects(batch.state_->stage == LookupStage::kFinished && batch.state_->options.keeps_embeddings,
                 "weight_gradients: the batch is not finished, or was begun without keeps_embeddings");
   base::expects(gradients.size() == inputs.num_bags * dim, "weight_gradients: one gradient for each bag");
   base::expects(out.size() == inputs.ids.size(), "weight_gradients: room for one number for each id");

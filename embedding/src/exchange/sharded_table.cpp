@@ -173,7 +173,7 @@ std::unique_ptr<ShardedTable::Batch> ShardedTable::begin_again(Batch const& batc
   return again;
 }
 
-bool ShardedTable::is_finished(Batch const& batch) const { return batch.state_->stage == Stage::kFinished; }
+bool ShardedTable::is_finished(Batch const& batch) const { return batch.state_->stage == LookupStage::kFinished; }
 
 void ShardedTable::start(Batch& batch) {
   auto& state = *batch.state_;
@@ -208,35 +208,38 @@ void ShardedTable::send_keys(Batch& batch) {
   }
 }
 
-void ShardedTable::advance(Batch& batch, std::uint8_t stage) {
+void ShardedTable::advance(Batch& batch, LookupStage stage) {
   expect_own(batch);
   auto& state = *batch.state_;
-  base::expects(state.stage != Stage::kFailed, "the lookup of the batch has failed");
-  if (static_cast<std::uint8_t>(state.stage) >= stage) return;
+  base::expects(state.stage != LookupStage::kFailed, "the lookup of the batch has failed");
+  if (state.stage >= stage) return;
   ExchangeScope scope(is_broken_, is_alone());
-  auto next = std::exchange(state.stage, Stage::kFailed);  // It stays so after an exception.
-  while (static_cast<std::uint8_t>(next) < stage) {
-    if (next == Stage::kBegun) {
+  auto next = std::exchange(state.stage, LookupStage::kFailed);  // It stays so after an exception.
+  while (next < stage) {
+    if (next == LookupStage::kBegun) {
       take_sizes(batch);
-    } else if (next == Stage::kKeysSent) {
+      next = LookupStage::kKeysSent;
+    } else if (next == LookupStage::kKeysSent) {
       take_keys(batch);
-    } else if (next == Stage::kLookedUp) {
+      next = LookupStage::kLookedUp;
+    } else if (next == LookupStage::kLookedUp) {
       send_embeddings(batch);
+      next = LookupStage::kEmbeddingsSent;
     } else {
       take_embeddings(batch);
+      next = LookupStage::kFinished;
     }
-    next = static_cast<Stage>(static_cast<std::uint8_t>(next) + 1);
   }
   state.stage = next;
   scope.succeed();
 }
 
-void ShardedTable::start_keys(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kKeysSent)); }
-void ShardedTable::look_up(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kLookedUp)); }
-void ShardedTable::start_embeddings(Batch& batch) { advance(batch, static_cast<std::uint8_t>(Stage::kEmbeddingsSent)); }
+void ShardedTable::start_keys(Batch& batch) { advance(batch, LookupStage::kKeysSent); }
+void ShardedTable::look_up(Batch& batch) { advance(batch, LookupStage::kLookedUp); }
+void ShardedTable::start_embeddings(Batch& batch) { advance(batch, LookupStage::kEmbeddingsSent); }
 void ShardedTable::finish(Batch& batch) {
-  base::expects(batch.state_->stage < Stage::kFinished, "finish: the batch is finished, or could not be");
-  advance(batch, static_cast<std::uint8_t>(Stage::kFinished));
+  base::expects(batch.state_->stage < LookupStage::kFinished, "finish: the batch is finished, or could not be");
+  advance(batch, LookupStage::kFinished);
 }
 
 void ShardedTable::take_sizes(Batch& batch) {
@@ -365,7 +368,7 @@ void ShardedTable::take_embeddings(Batch& batch) {
 
 std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) const {
   auto const& state = *batch.state_;
-  base::expects(state.stage == Stage::kFinished, "num_refused: the batch is not finished");
+  base::expects(state.stage == LookupStage::kFinished, "num_refused: the batch is not finished");
   auto const numbers = options_.device->read(std::span<float const>(state.refused.span));
   std::uint64_t sum = 0;
   for (std::size_t i = merged; i < numbers.size(); i += tables_.size()) sum += static_cast<std::uint64_t>(numbers[i]);
@@ -396,7 +399,7 @@ Block<RowId> ShardedTable::present_rows(TableLookup const& lookup, std::size_t m
 void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<float> out) {
   expect_own(batch);
   auto const& state = *batch.state_;
-  base::expects(state.stage == Stage::kFinished, "expand: the batch is not finished");
+  base::expects(state.stage == LookupStage::kFinished, "expand: the batch is not finished");
   auto const& lookup = state.lookups[merged];
   if (!lookup.in_rows) {
     return options_.device->expand(lookup.unique, lookup.inputs.bags(), widths_[merged], lookup.embeddings.span, out);
@@ -414,7 +417,7 @@ void ShardedTable::expand(Batch const& batch, std::size_t merged, std::span<floa
 }
 
 void ShardedTable::read_only(Batch& batch) {
-  base::expects(batch.state_->stage < Stage::kLookedUp, "read_only: the batch has been looked up");
+  base::expects(batch.state_->stage < LookupStage::kLookedUp, "read_only: the batch has been looked up");
   batch.state_->options.mode = LookupMode::kRead;
 }
 
@@ -425,7 +428,7 @@ void ShardedTable::forget_embeddings(Batch& batch) {
 
 Block<float> const& ShardedTable::embeddings(Batch const& batch, std::size_t merged) const {
   auto const& state = *batch.state_;
-  base::expects(state.stage == Stage::kFinished, "embeddings: the batch is not finished");
+  base::expects(state.stage == LookupStage::kFinished, "embeddings: the batch is not finished");
   base::expects(!state.lookups[merged].in_rows || state.options.keeps_embeddings,
                 "embeddings: the batch of one rank was begun without keeps_embeddings");
   return state.lookups[merged].embeddings;

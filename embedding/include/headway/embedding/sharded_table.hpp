@@ -21,6 +21,8 @@ namespace headway::embedding {
 struct KeyRoom;
 class StepsInUse;
 
+enum class LookupStage : std::uint8_t;  // In src/exchange/lookup_state.hpp.
+
 /// Stages at which a lookup removes duplicates: before keys are sent, and at their owner.
 enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
 
@@ -229,8 +231,8 @@ class ShardedTable {
   [[nodiscard]] UniqueBlocks unique(Keys const& keys, Dedup stage) const;
   /// May an owner have a key twice in one batch?
   [[nodiscard]] bool may_repeat() const;
-  /// Goes through the stages of a batch up to `stage`, a number of lookup_state.hpp.
-  void advance(Batch& batch, std::uint8_t stage);
+  /// Goes through the stages of a batch up to `stage`.
+  void advance(Batch& batch, LookupStage stage);
   /// Sends the unique keys of a new batch, and counts it.
   void start(Batch& batch);
   void send_keys(Batch& batch);
