@@ -139,7 +139,7 @@ def run_history(number: int, rank: int, device: Any) -> str:
         ],
         dedup=settings["dedup"],
         gradient_reduction=settings["reduction"],
-        num_threads=1,
+        num_threads=1 if device.type == "cpu" else None,
         seed=number,
         device=device,
     )
