@@ -6,6 +6,8 @@
 // embeddings of the features. Its backward pass joins the gradients of the features of each merged table, and sends
 // them to the owners of the rows, where they wait for TensorLookup::apply(). So anchors never get a gradient from it.
 //
+// expand() copies the embedding of each unique key to the bags that have the key, and adds them up there.
+//
 // Example: features "user" and "tags" share a merged table. Their embeddings are two views of one array of bags. If
 // autograd gives back two adjacent views, they are used as one array without a copy.
 //
@@ -51,6 +53,7 @@ struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
   }
 
   static Tensors backward(Context* context, Tensors const& gradients) {
+    static_cast<void>(context->get_saved_variables());  // Throws in a second pass over a graph that was not retained.
     bool const makes_graph = at::GradMode::is_enabled();
     at::NoGradGuard const no_grad;
     auto const batch = c10::static_intrusive_pointer_cast<TensorBatch>(context->saved_data.at("batch").toCapsule());

@@ -130,6 +130,7 @@ class SendEmbeddings(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, token: torch.Tensor) -> tuple[None, None]:
+        _expect_retained(ctx)
         ctx.batch.update()
         return None, None
 
@@ -148,6 +149,7 @@ class ReceiveEmbeddings(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        _expect_retained(ctx)
         ctx.batch.start_gradients(gradients, scale=ctx.scale)
         return gradients[0].new_empty(0), None, None
 
@@ -163,9 +165,15 @@ class ExpandRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        _expect_retained(ctx)
         ctx.batch.start_gradients(gradients)
         ctx.batch.update()
         return None, None
+
+
+def _expect_retained(ctx: Any) -> None:
+    """Raises torch's RuntimeError in a second backward pass over a graph that was not retained."""
+    _ = ctx.saved_tensors
 
 
 def join(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:

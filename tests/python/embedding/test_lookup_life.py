@@ -50,6 +50,20 @@ def test_gradients_that_were_changed_in_place_are_refused(reader: str) -> None:
             tables.optimizer.step()
 
 
+def test_a_graph_is_used_twice_only_if_it_was_retained() -> None:
+    tables = make_one()
+    loss = tables(IDS)["f"].sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    norm = tables.gradient_norm()
+    tables.optimizer.zero_grad()
+    loss = tables(IDS)["f"].sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert torch.equal(tables.gradient_norm(), 2 * norm)
+
+
 def test_a_collection_is_freed_with_a_pending_gradient_of_its_own_weights() -> None:
     tables = make_one()
     weights = tables(IDS)["f"].flatten()[:3]

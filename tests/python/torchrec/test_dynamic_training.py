@@ -335,5 +335,23 @@ def test_a_feature_may_be_looked_up_in_several_tables(size: int) -> None:
     run_ranks(share_a_feature, size)
 
 
+def backward_twice(rank: int) -> list[str]:
+    parallel = shard_model(SEQUENCE, Sgd(lr=0.1))
+    found = parallel.module.embeddings(make_batch(rank, 0).features)
+    loss = sum(found[name].values().sum() for name in FEATURES)  # Operators that save no tensors.
+    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return [str(error)]
+    return []
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_second_backward_pass_over_a_graph_is_refused(size: int) -> None:
+    for errors in run_ranks(backward_twice, size):
+        assert len(errors) == 1 and "a second time" in errors[0]
+
+
 def test_a_model_on_meta_has_no_memory_for_vectors() -> None:
     assert {weight.device.type for weight in Model(SEQUENCE).embeddings.parameters()} == {"meta"}
