@@ -48,16 +48,20 @@ class IdStream:
     """
 
     def __init__(self, *, num_first: int, keys: int, new: float, repeated: float, exponent: float) -> None:
-        if not (0 <= new <= 1 and 0 <= repeated <= 1 - new):
+        if not (new >= 0 and repeated >= 0 and new + repeated <= 1 + 1e-9):
             raise ValueError(f"parts of a batch must be from 0, and at most 1 together, not {new} and {repeated}")
         self.num_ids = num_first
-        self._sizes = (int(keys * new), int(keys * repeated))
+        self._sizes = (round(keys * new), round(keys * repeated))
+        if self._sizes[0] < 1:
+            raise ValueError(
+                f"a batch of {keys} ids of which {new} are new has no new one, so the table would not grow"
+            )
         self._keys, self._exponent = keys, exponent
         self._random = np.random.default_rng(3)
         self._last = np.arange(max(1, num_first))
 
     def draw(self) -> torch.Tensor:
-        """Draws the next batch: (keys,) int64."""
+        """Draws the ids of a step: (keys,) int64."""
         num_new, num_repeated = self._sizes
         new = np.arange(self.num_ids, self.num_ids + num_new)
         self.num_ids += num_new
@@ -98,6 +102,8 @@ def measure(options: argparse.Namespace) -> list[Point]:
     Raises:
         BenchmarkError: the table does not hold the rows that it was given.
     """
+    if options.rows <= options.first:
+        raise BenchmarkError(f"--rows {options.rows} must be above --first {options.first}: there would be no step")
     tables = _make(options)
     stream = IdStream(
         num_first=options.first, keys=options.keys, new=options.new, repeated=options.repeated,

@@ -19,12 +19,13 @@ NOT_INSTALLED = 77
 
 
 def main() -> int:
-    """Builds the site; returns the exit status."""
+    """Runs Doxygen and Sphinx; returns the status of the first that fails, or NOT_INSTALLED."""
     if missing := _missing_programs():
         print(f"docs: {' and '.join(missing)} not installed: tools/setup.sh --docs installs what is missing")
         return NOT_INSTALLED
     OUT.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(OUT / "doxygen", ignore_errors=True)
+    for folder in ("doxygen", "html"):  # Pages that are gone from the sources must not stay.
+        shutil.rmtree(OUT / folder, ignore_errors=True)
     for command in (
         ["doxygen", "docs/Doxyfile"],
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E", "-b", "html",

@@ -27,7 +27,9 @@ _CPP_COMMENT = re.compile(
     r"|(?P<block>/\*.*?\*/)|(?P<line>//[^\n]*)",
     re.DOTALL,
 )
-_PARAMETER = re.compile(r"[@\\](?:param|tparam)\s+\S+\s+(?P<text>.*)|[@\\](?:returns?|throws?)\s+(?P<rest>.*)")
+_PARAMETER = re.compile(
+    r"[@\\](?:param|tparam)(?:\[\w+\])?\s+\S+\s+(?P<text>.*)|[@\\](?:returns?|throws?)\s+(?P<rest>.*)"
+)
 _GOOGLE_PARAMETER = re.compile(r"\s+[\w*`., ]+:\s+(?P<text>[A-Z].*)")
 
 
@@ -125,13 +127,13 @@ def _docstrings(source: str) -> Iterator[Comment]:
 
 
 def comments_of(path: Path) -> Iterator[Comment]:
-    """All comments of a source file."""
+    """Reads a source file; yields its comments with their lines."""
     source = path.read_text()
     return python_comments(source) if path.suffix in {".py", ".pyi"} else cpp_comments(source)
 
 
 def main(argv: list[str]) -> int:
-    """Command line; returns the exit status, 1 where there are fragments."""
+    """Prints the fragments of the given files; returns 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, help="sources of C++, CUDA, Promela or Python")
     files = parser.parse_args(argv).files

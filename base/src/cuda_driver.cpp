@@ -9,13 +9,15 @@ namespace headway::base {
 
 namespace {
 
-/// Resolves `name`. @returns whether the driver exports it.
+/// @returns whether the driver exports `name`
 template <typename Function>
 bool find(void* handle, char const* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(handle, name));
   return function != nullptr;
 }
 
+/// Finds the functions that exchanges on streams need: those of streams, and of memory that peers map. A driver older
+/// than CUDA 12 lacks some.
 bool find_streams(void* handle, CudaStreamFunctions& all) {
 #if CUDA_VERSION >= 13000
   find(handle, "cuMemcpyBatchAsync_v2", all.memcpy_batch_async);

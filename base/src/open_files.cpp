@@ -12,16 +12,15 @@
 namespace headway::base {
 namespace {
 
-/// Soft limit on open files of this process.
 std::size_t soft_limit() {
   rlimit limit{};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur) : RLIM_INFINITY;
 }
 
-// Number of open files of this process; 0 if /proc does not tell.
+/// Number of open files of this process; 0 if it is not known.
 std::size_t count_open_files() {
   std::unique_ptr<DIR, int (*)(DIR*)> const folder(::opendir("/proc/self/fd"), &::closedir);
-  if (!folder) return is_out_of_files(errno) ? soft_limit() : 0;
+  if (!folder) return errno == EMFILE ? soft_limit() : 0;
   std::size_t count = 0;
   while (dirent const* const entry = ::readdir(folder.get())) count += entry->d_name[0] != '.' ? 1u : 0u;
   return count - 1;  // Not counting the folder itself.

@@ -44,7 +44,7 @@ class RankSettings:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
+        """CPU; GPUs have a subclass of their own."""
         return torch.device("cpu")
 
     def blocks_by_source(self, split: str, bytes_per_rank: int) -> list[list[int]]:
@@ -69,7 +69,10 @@ class Blocks:
         dist.all_to_all_single(self.output_B, self.input_B, self.output_splits, self.input_splits, group=group)
 
     def exchange_into_output(self, group: dist.ProcessGroup) -> None:
-        """Does one blocking call that leaves the received blocks in ``output_B``."""
+        """Does one blocking call that leaves the received blocks in ``output_B``.
+
+        A subclass may receive elsewhere in ``exchange()``, and copy here.
+        """
         self.exchange(group)
 
 
@@ -87,9 +90,12 @@ def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Bloc
 
 
 def block_contents(size: int, *, source: int, destination: int, salt: int, device: torch.device) -> torch.Tensor:
-    """Makes a block: (size,) uint8 below 251 that differ between blocks, positions and salts. So 255 never occurs."""
+    """Makes a block: (size,) uint8 below 251, so that 255 never occurs.
+
+    They differ between positions, salts, and the blocks of up to 8 ranks.
+    """
     index = torch.arange(size, dtype=torch.int64, device=device)
-    return ((index * 131 + (index >> 8) * 7 + source * 31 + destination * 17 + salt * 101) % 251).to(torch.uint8)
+    return ((index * 131 + (index >> 8) * 7 + source * 37 + destination * 113 + salt * 101) % 251).to(torch.uint8)
 
 
 def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group: dist.ProcessGroup, salt: int) -> None:
@@ -149,7 +155,7 @@ def measure(settings: RankSettings, groups: dict[str, dist.ProcessGroup], split:
 def make_point(
     settings: RankSettings, system: str, split: str, size: int, index: int, durations_s: torch.Tensor
 ) -> dict[str, Any]:
-    """Returns the fields of a point, with its round."""
+    """Returns the fields of a JSON line. The lag is 0: calls are blocking."""
     return {
         "name": "torch_all_to_all",
         "params": {"ranks": settings.ranks, "bytes_per_rank": size, "lag": 0, "split": split, "unit": settings.unit},
@@ -174,7 +180,7 @@ def summary_of(durations_s: torch.Tensor, size: int) -> dict[str, Any]:
 
 
 def main(fields: Mapping[str, Any]) -> None:
-    """Measures everything."""
+    """Makes the groups, measures each size and split on all systems, and prints points on rank 0."""
     settings = RankSettings(**fields)
     timeout = datetime.timedelta(seconds=settings.timeout_s)
     groups = {system: dist.new_group(backend=system, timeout=timeout) for system in settings.systems}

@@ -177,6 +177,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::all_to_all_on_channel(at::Tensor 
       });
 }
 
+// Slots are parts of the receive memory that a CUDA exchange reads and writes in place (headway.slots).
 c10::intrusive_ptr<DeviceWork> HeadwayBackend::launch_in_slots(
     WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
     std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start) {
@@ -333,7 +334,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather(std::vector<std::vector<at
                 [&](auto& group) { return std::vector{group.gather(block, receives, root, type)}; });
 }
 
-#if HEADWAY_TORCH_HAS_ABORT_HOOKS
+#if HEADWAY_TORCH_HAS_ABORT_HOOKS  // The torch that brought these hooks brought gather_single() too.
 c10::intrusive_ptr<c10d::Work> HeadwayBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                                              c10d::GatherOptions const& options) {
   int const root = static_cast<int>(options.rootRank);

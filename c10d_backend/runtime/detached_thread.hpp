@@ -11,7 +11,8 @@
 
 namespace headway::c10d_backend {
 
-/// Runs `function` in a thread that is never joined. `name`: at most 15 characters.
+/// Runs `function` in a thread that is never joined. `name`: a literal of at most 15 characters, which the thread reads
+/// later.
 /// @throws c10::DistBackendError, with no effect, if the system cannot start a thread.
 /// A thread is detached where it may wait for other ranks longer than its owner lives. An ExitHook then bounds how
 /// long the program's end waits for it.

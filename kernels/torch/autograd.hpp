@@ -83,7 +83,7 @@ class RuleFunction final : public torch::autograd::Function<RuleFunction<Rule>> 
   }
 };
 
-/// Base of rules of operators whose first result has a gradient.
+/// Base of rules of operators whose first result, and no other one, has a gradient.
 struct FirstResult {
   static constexpr std::size_t kNumDifferentiable = 1;
 };

@@ -34,7 +34,7 @@ void push_all(Stack& stack, Context& context, c10::ArrayRef<at::Tensor> saved) {
     stack.push_back(saved[i].defined() ? c10::IValue(saved[i]) : others[i]);
 }
 
-/// IValue of a tensor that may be missing.
+/// None for an undefined tensor.
 c10::IValue optional(at::Tensor const& tensor) { return tensor.defined() ? c10::IValue(tensor) : c10::IValue(); }
 
 c10::SymInt num_rows(c10::IValue const& rows) { return rows.toTensor().sym_size(0); }

@@ -28,6 +28,7 @@ at::Tensor offsets_of(at::Tensor const& lengths) {
   return offsets;
 }
 
+/// @param num_rows rows of the values, which both lists of lengths must add up to
 MovedOffsets offsets_of_both(at::Tensor const& before, at::Tensor const& after, std::int64_t num_rows) {
   expect_lengths(before);
   std::int64_t const num_before = before.numel(), num_after = after.numel();

@@ -70,6 +70,7 @@ TEST_P(VectorKernelsTest, GatheredVectorsLieBesideEachOtherAndThoseMissingAreLef
       Values memory(kCount * dim + kUnit, -9);
       auto const offset = reinterpret_cast<std::uintptr_t>(memory.data()) / sizeof(float) % kUnit;
       float* const to = memory.data() + (kUnit - offset) % kUnit;
+      // The second list is what the next call will read.
       copy(dim, {.at = vectors.data(), .count = 5}, {.at = vectors.data() + 5, .count = 4}, to);
       copy(dim, {.at = vectors.data() + 5, .count = 4}, {.at = nullptr, .count = 0}, to + 5 * dim);
       ASSERT_EQ(Values(to, to + kCount * dim), expected) << "dim " << dim;

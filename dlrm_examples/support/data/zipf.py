@@ -24,7 +24,7 @@ def draw_zipf(random: np.random.Generator, *, num_values: int, exponent: float, 
     """Draws ranks in [0, num_values) with probability roughly proportional to (rank + 1) ** -exponent.
 
     Args:
-        random: random generator.
+        random: advanced by ``size`` draws.
         num_values: n, number of distinct values, at least 1.
         exponent: s, the skew, above 0 and not 1; 1.05 to 1.2 for click logs.
         size: number of draws.
@@ -33,7 +33,7 @@ def draw_zipf(random: np.random.Generator, *, num_values: int, exponent: float, 
     Raises:
         ValueError: ``num_values`` or ``exponent`` is out of range.
     """
-    if num_values < 1 or exponent <= 0 or exponent == 1:
+    if num_values < 1 or not exponent > 0 or exponent == 1:
         raise ValueError(f"need num_values >= 1 and an exponent above 0 other than 1, not {num_values} and {exponent}")
     power = 1.0 - exponent
     uniform = random.random(size)

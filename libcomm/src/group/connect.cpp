@@ -52,8 +52,9 @@ constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 /// Largest receive memory of a rank: the shm transport counts its 64-byte units in 32 bits.
 constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
 
-/// Refuses options whose receive memory exceeds the limit. A channel has 2 (max_lag_limit + 1) slots per source, which
-/// bounded lag needs (docs/bounded_lag.md). The limits of the factors keep their product below 2^64.
+/// Refuses options whose receive memory exceeds the limit. The lag of a rank is the number of exchanges that it has
+/// started and a peer has not. A channel has 2 (max_lag_limit + 1) slots per source, so that a rank that is ahead
+/// overwrites nothing (docs/bounded_lag.md). The limits of the factors keep their product below 2^64.
 void check_receive_memory(int size, GroupOptions const& options) {
   expects(options.slot_bytes <= kMaxReceiveBytes, "slot_bytes must be at most " + std::to_string(kMaxReceiveBytes) +
                                                       ", not " + std::to_string(options.slot_bytes));
@@ -154,6 +155,7 @@ std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::v
 #endif
 
 /// Chooses how to reach each peer: shm on this host; otherwise verbs if both RDMA devices reach each other, else tcp.
+/// With Transport::kTcp no peer counts as one of this host: the bootstrap has cleared `same_host`.
 std::vector<Route> choose_routes(int rank, std::vector<ControlSocket> const& control_sockets, Transport transport,
                                  std::optional<RdmaAddress> const& rdma, SetupPatience const& patience) {
   std::vector<Route> routes(control_sockets.size(), transport == Transport::kVerbs ? Route::kVerbs : Route::kTcp);

@@ -38,7 +38,7 @@ class CpuLimits:
 def read_text(path: Path) -> str | None:
     """The file's text without surrounding white space; None if the file cannot be read."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
 

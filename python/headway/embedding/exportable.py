@@ -33,7 +33,7 @@ class ExportableLookup(nn.Module):
         name: name of the lookup in saved programs. The process that loads one makes a lookup of this name before.
 
     Raises:
-        ValueError: another lookup of this process has the name, or the collection has another name.
+        ValueError: another lookup of this process has the name, or this collection has a lookup of another name.
     """
 
     def __init__(self, collection: HashTableCollection, name: str) -> None:

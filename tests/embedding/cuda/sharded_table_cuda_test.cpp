@@ -34,7 +34,7 @@ class CudaShardedTableTest : public testing::TestWithParam<DeviceMode> {
   }
 };
 
-/// A batch with its memory on the device.
+/// A RankBatch whose ids, lengths and gradients are copies on the device.
 class DeviceRankBatch {
  public:
   explicit DeviceRankBatch(RankBatch const& batch) : weights_(batch.tag_weights) {
@@ -114,8 +114,9 @@ TEST_P(CudaShardedTableTest, TrainsAsOneInHostMemory) {
       EXPECT_NEAR(device.gradient_norm(), host.gradient_norm(), 1e-9 * host.gradient_norm());
     }
     StepRates const rates{.rate = 0.5, .of_tables = {{kTags, step % 2 == 0 ? 0.25 : 0.5}}};
-    host.apply_gradients(step, rates, 2);
-    device.apply_gradients(step, rates, 2);
+    constexpr float kGradientDivisor = 2;
+    host.apply_gradients(step, rates, kGradientDivisor);
+    device.apply_gradients(step, rates, kGradientDivisor);
   }
   Contents expected, actual;
   for (std::size_t merged = 0; merged < 2; ++merged) {

@@ -25,10 +25,10 @@ class GroupAdmin {
   /// Timeout of operations that start from now on. Local to this rank.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
-  /// Bound of one channel from now on, or of all channels if `channel` is empty: 0 to options().max_lag_limit. Local to
-  /// this rank; needs no agreement.
+  /// Sets how many exchanges this rank may be ahead of its peers, from 0 to options().max_lag_limit. Exchanges on
+  /// different channels are numbered apart; an empty `channel` means all of them. Local to this rank; needs no
+  /// agreement.
   virtual void set_max_lag(int max_lag, std::optional<int> channel = std::nullopt) = 0;
-  /// Present max_lag of a channel.
   [[nodiscard]] virtual int max_lag(int channel) = 0;
 
   /// Fails all pending and later operations with `reason`, here and at the peers.
