@@ -28,7 +28,7 @@ def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int,
     Raises:
         BenchmarkError: a rank failed or the time is over.
     """
-    from dlrm_examples.support.rank_processes import RankFailedError, run_ranks  # imports torch
+    from headway.comm.rank_processes import RankFailedError, run_ranks  # imports torch
 
     print(f"{num_ranks} ranks: starting python", flush=True)
     # Without it, Gloo looks up the host's name, which not every container can resolve.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from headway.comm.rank_processes import RankFailedError, run_ranks
 from tqdm import tqdm
 
 from dlrm_examples.dlrm_inference.generate import write_ali_ccp_log, write_criteo_log
@@ -32,7 +33,6 @@ from dlrm_examples.support.data.log_formats import detect_format, format_named
 from dlrm_examples.support.foreign_load import ForeignLoadError, foreign_load
 from dlrm_examples.support.host_load import HostLoad, load_between, read_processor_time
 from dlrm_examples.support.provenance import write_json_lines
-from dlrm_examples.support.rank_processes import RankFailedError, run_ranks
 from dlrm_examples.support.text_table import format_table
 
 

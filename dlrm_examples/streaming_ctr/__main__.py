@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from headway.comm.rank_processes import COLLECTIVE_TIMEOUT, RankFailedError
 from headway.embedding import CheckpointError
 
 from dlrm_examples.streaming_ctr.command_line import make_parser, systems_of
@@ -27,7 +28,6 @@ from dlrm_examples.streaming_ctr.trainer import TrainerSettings
 from dlrm_examples.streaming_ctr.training_run import train_system
 from dlrm_examples.support.data.log_format import DataError
 from dlrm_examples.support.provenance import write_json_lines
-from dlrm_examples.support.rank_processes import COLLECTIVE_TIMEOUT, RankFailedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
+from headway.comm.rank_processes import run_ranks
 
 from dlrm_examples.streaming_ctr import checkpoint
 from dlrm_examples.streaming_ctr.data.log import Log
@@ -22,7 +23,6 @@ from dlrm_examples.streaming_ctr.group import all_ranks
 from dlrm_examples.streaming_ctr.static_tables import StaticTables
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings, TableUse
 from dlrm_examples.streaming_ctr.trainer import Trainer
-from dlrm_examples.support.rank_processes import run_ranks
 
 NUM_ROW_COUNTS = 10
 """How often the rows are counted on the way."""

@@ -20,11 +20,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import headway  # noqa: F401 - registers the backend
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.multiprocessing import ProcessContext, start_processes
+from torch.multiprocessing import ProcessContext, start_processes  # type: ignore[attr-defined]
+
+import headway  # noqa: F401 - registers the backend
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 _POLL_S = 0.2
@@ -63,7 +64,7 @@ def run_ranks(
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # The ranks read them; this process has done so.
     inbox: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
     arguments = (function, num_ranks, backend, store.port, inbox, wait_s)
-    ranks = start_processes(_rank_main, arguments, nprocs=num_ranks, join=False, daemon=True)
+    ranks = start_processes(_rank_main, arguments, nprocs=num_ranks, join=False, daemon=True)  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + timeout_s
     results: list[T] = []
     try:

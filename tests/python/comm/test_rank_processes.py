@@ -11,8 +11,7 @@ from functools import partial
 
 import pytest
 import torch.distributed as dist
-
-from dlrm_examples.support.rank_processes import RankFailedError, run_ranks
+from headway.comm.rank_processes import RankFailedError, run_ranks
 
 
 def fail(rank: int, send: object, *, how: str) -> None:
