@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from headway.evaluation.full_ranking import Quality, quality_of, ranks_of
 from torch import Tensor
 
 from dlrm_examples.next_item.batches import Batch, Split, evaluation_batches
 from dlrm_examples.next_item.histories import Histories
 from dlrm_examples.next_item.model import NextItemModel
-from dlrm_examples.next_item.ranking import Quality, quality_of, ranks_of
 
 _BATCH_SIZE = 64
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dlrm_examples.next_item.ranking import Quality
+from headway.evaluation.full_ranking import Quality
+
 from dlrm_examples.next_item.trainer import TrainedRun
 from dlrm_examples.support.text_table import format_table
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from headway.evaluation.full_ranking import Quality
 
 from dlrm_examples.next_item.batches import Batch, training_batches
 from dlrm_examples.next_item.evaluation import evaluate, model_scores
 from dlrm_examples.next_item.histories import Histories
 from dlrm_examples.next_item.model import Attention, NextItemModel
-from dlrm_examples.next_item.ranking import Quality
 from dlrm_examples.next_item.settings import ModelName, ModelSettings, TrainingSettings
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from headway.evaluation.auc import auc, gauc
 
 from dlrm_examples.streaming_ctr.data.log import Log
-from dlrm_examples.streaming_ctr.metrics import auc, gauc
 
 
 class Quality(NamedTuple):

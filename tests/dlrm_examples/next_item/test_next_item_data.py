@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from headway.evaluation.full_ranking import quality_of, ranks_of
 
 from dlrm_examples.next_item.batches import evaluation_batches, training_batches
 from dlrm_examples.next_item.evaluation import evaluate, popularity_scores
 from dlrm_examples.next_item.histories import Histories, read_histories
-from dlrm_examples.next_item.ranking import quality_of, ranks_of
 from dlrm_examples.support.data.log_format import DataError
 
 CPU = torch.device("cpu")

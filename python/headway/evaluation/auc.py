@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact AUC and GAUC: no bins; a tie counts one half.
+"""Exact AUC and GAUC, without bins, and normalized entropy. A tie counts one half.
 
 Idea: the AUC is the Mann-Whitney statistic. Sort the scores; with ranks from 1, P positives and N negatives,
 
@@ -16,10 +16,14 @@ Complexity: O(E log E) time, O(E) memory.
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.floating]
+Weights = Literal["impressions", "clicks", "none"]
 
 
 def auc(scores: Floats, labels: npt.NDArray[np.generic]) -> float:
@@ -36,13 +40,20 @@ def auc(scores: Floats, labels: npt.NDArray[np.generic]) -> float:
     return gauc(scores, labels, np.zeros(len(scores), dtype=np.int64))
 
 
-def gauc(scores: Floats, labels: npt.NDArray[np.generic], user_ids: npt.NDArray[np.int64]) -> float:
-    """Mean AUC of the users, weighted by their number of examples. Users whose labels are all equal are left out.
+def gauc(
+    scores: Floats,
+    labels: npt.NDArray[np.generic],
+    user_ids: npt.NDArray[np.int64],
+    *,
+    weights: Weights = "impressions",
+) -> float:
+    """Mean AUC of the users. Users whose labels are all equal are left out.
 
     Args:
         scores: (E,) finite.
         labels: (E,) 0 or 1.
         user_ids: (E,) user of each example.
+        weights: a user weighs by its number of examples, by that of its positives ("clicks"), or 1 ("none").
     Raises:
         ValueError: no user has examples of both classes, or an argument is invalid.
     """
@@ -73,4 +84,24 @@ def gauc(scores: Floats, labels: npt.NDArray[np.generic], user_ids: npt.NDArray[
     # Twice the number of (positive, negative) pairs in the right order. 2 * begin turns global ranks into user ranks.
     doubled_wins = doubled_ranks - positives * (2 * begin + positives + 1)
     user_auc = doubled_wins[both] / (2 * positives * negatives)[both]
-    return float(np.average(user_auc, weights=size[both]))
+    of_users = {"impressions": size, "clicks": positives, "none": np.ones_like(size)}[weights]
+    return float(np.average(user_auc, weights=of_users[both]))
+
+
+def normalized_entropy(log_probabilities: Floats, labels: npt.NDArray[np.generic]) -> float:
+    """Mean cross entropy over that of the rate of positives (He et al. 2014). Below 1 is better than the rate.
+
+    Sums are exact before they are rounded, so they do not depend on the order of examples.
+
+    Args:
+        log_probabilities: (E,) logarithm of the predicted probability of label 1, below 0.
+        labels: (E,) 0 or 1.
+    Raises:
+        ValueError: all labels are equal.
+    """
+    rate = float(np.mean(labels.astype(np.float64)))
+    if not 0 < rate < 1:
+        raise ValueError("all labels are of one class")
+    own = np.where(labels == 1, log_probabilities, np.log(-np.expm1(np.minimum(log_probabilities, -1e-300))))
+    of_rate = rate * math.log(rate) + (1 - rate) * math.log1p(-rate)
+    return math.fsum(own.tolist()) / len(labels) / of_rate

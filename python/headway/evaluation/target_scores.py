@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TargetScores``: scores of targets on all ranks, and their quality.
+
+Idea: exact AUC needs all scores in one order. So each rank keeps its scores, all ranks gather them at the end, and each
+computes the metrics of all. Sums over users are in the order of users, so the value does not depend on the ranks.
+
+Example: rank 0 has scores of users 1 and 3, and rank 1 those of user 2. Both compute the mean over users 1, 2 and 3.
+
+Complexity: 8 bytes per target and label for scores, and as much again for users, on each rank after the gathering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from headway.evaluation.auc import Weights, auc, gauc, normalized_entropy
+
+
+class LabelQuality(NamedTuple):
+    """Quality of the prediction of one label. A metric is None if it is not defined; ``reason`` says why.
+
+    Attributes:
+        auc: over all targets.
+        gauc, gauc_by_clicks, gauc_unweighted: mean AUC of users, weighted by impressions, by clicks, and not.
+        normalized_entropy: cross entropy over that of the mean rate.
+        num_targets, num_positive: numbers of targets.
+        reason: why a metric is None.
+    """
+
+    auc: float | None
+    gauc: float | None
+    gauc_by_clicks: float | None
+    gauc_unweighted: float | None
+    normalized_entropy: float | None
+    num_targets: int
+    num_positive: int
+    reason: str | None
+
+
+class TargetScores:
+    """Collects the scores of a rank.
+
+    Args:
+        labels: names of the labels.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = tuple(labels)
+        names = ["", *(f"{kind} {name}" for name in labels for kind in ("score", "label"))]
+        self._columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in names}
+
+    def add(
+        self, scores: Mapping[str, torch.Tensor], labels: Mapping[str, torch.Tensor], users: torch.Tensor | None
+    ) -> None:
+        """Adds N targets.
+
+        Args:
+            scores: (N,) log-probabilities by label.
+            labels: (N,) 0 or 1 by label.
+            users: (N,) int64; None: there are no users, and no GAUC.
+        """
+        self._columns[""].append(np.empty(0, dtype=np.int64) if users is None else users.cpu().numpy())
+        for name in self._labels:
+            self._columns[f"score {name}"].append(scores[name].detach().double().cpu().numpy())
+            self._columns[f"label {name}"].append(labels[name].cpu().numpy().astype(np.int64))
+
+    def quality(self, group: dist.ProcessGroup | None = None) -> dict[str, LabelQuality]:
+        """Computes the quality of each label, over all ranks of ``group``, which all call it. None: this rank alone."""
+        own = {name: _join(name, parts) for name, parts in self._columns.items()}
+        of_ranks: list[Any] = [own]
+        if group is not None and group.size() > 1:
+            of_ranks = [None] * group.size()
+            dist.all_gather_object(of_ranks, own, group=group)
+        columns = {name: np.concatenate([each[name] for each in of_ranks]) for name in own}
+        return {
+            name: _quality(columns[f"score {name}"], columns[f"label {name}"], columns[""]) for name in self._labels
+        }
+
+
+def _join(name: str, parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.empty(0, dtype=np.float64 if name.startswith("score") else np.int64), *parts])
+
+
+def _quality(scores: Any, labels: Any, users: Any) -> LabelQuality:
+    reasons: list[str] = []
+
+    def value(function: Any, *arguments: Any, **options: Any) -> float | None:
+        try:
+            return float(function(*arguments, **options))
+        except ValueError as error:
+            reasons.append(str(error))
+            return None
+
+    has_users = len(users) == len(scores) > 0
+    if not has_users:
+        reasons.append("there are no users" if len(scores) else "there are no targets")
+    if len(scores) == 0:
+        return LabelQuality(None, None, None, None, None, 0, 0, reasons[0])
+
+    def of_users(weights: Weights) -> float | None:
+        return value(gauc, scores, labels, users, weights=weights) if has_users else None
+
+    return LabelQuality(
+        auc=value(auc, scores, labels),
+        gauc=of_users("impressions"),
+        gauc_by_clicks=of_users("clicks"),
+        gauc_unweighted=of_users("none"),
+        normalized_entropy=value(normalized_entropy, scores, labels),
+        num_targets=len(labels),
+        num_positive=int(labels.sum()),
+        reason="; ".join(dict.fromkeys(reasons)) or None,
+    )
