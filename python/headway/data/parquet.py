@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ParquetFolder``: the rows of a folder of Parquet files, and checks of what they hold.
+
+Idea: a row is known by its number, counted over all row groups of all files in the order of their names. Footers alone
+tell how many rows there are, so opening a folder reads no data. Rows are read by row group, some at a time, and only
+the columns of the schema.
+
+Example: files a (row groups of 3 and 2 rows) and b (4 rows). Row 4 is the second row of the second group of a.
+
+Invariant: every error of the data names the file, the row group, and the row in it.
+Complexity: a chunk costs one decoding pass over its pages. Values of lists are not copied by the reader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.data.schema import SampleSchema
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError:  # Models and batches need no files.
+    pa = pq = None
+
+Integers = npt.NDArray[np.int64]
+
+
+class DataError(ValueError):
+    """The data cannot be read, or are not what the schema says. The message names the place."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a file."""
+
+    path: Path
+    index: int
+    num_rows: int
+    first_row: int  #: Number of its first row in the folder.
+
+    def __str__(self) -> str:
+        return f"{self.path}, row group {self.index}"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows that follow each other, N in all.
+
+    Attributes:
+        first_row: number of the first row in the folder.
+        context: (N,) int64 by column.
+        offsets: (N + 1,) int64 by list column, from 0; the columns of history events share one array, and so do those
+            of targets.
+        values: flat values of each list column.
+    """
+
+    first_row: int
+    num_rows: int
+    context: Mapping[str, Integers]
+    offsets: Mapping[str, Integers]
+    values: Mapping[str, Integers]
+
+
+class ParquetFolder:
+    """The rows of all ``*.parquet`` files in a folder and its subfolders.
+
+    Raises:
+        DataError: there is no file, no row, a file cannot be read, or a column is missing or of another type.
+        ImportError: pyarrow is not installed.
+    """
+
+    def __init__(self, folder: Path, schema: SampleSchema) -> None:
+        if pq is None:
+            raise ImportError("reading Parquet files needs pyarrow: pip install 'headway[train]'")
+        self.folder, self.schema = folder, schema
+        paths = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
+        if not paths:
+            raise DataError(f"{folder} has no .parquet files")
+        self.row_groups: list[RowGroup] = []
+        first_row, digest = 0, hashlib.sha256()
+        for path in paths:
+            footer = self._footer(path)
+            for index in range(footer.num_row_groups):
+                num_rows = footer.row_group(index).num_rows
+                self.row_groups.append(RowGroup(path, index, num_rows, first_row))
+                digest.update(f"{path.relative_to(folder)} {index} {num_rows} {path.stat().st_size}\n".encode())
+                first_row += num_rows
+        self.num_rows = first_row
+        #: Changes with the names, sizes and row groups of the files.
+        self.fingerprint = digest.hexdigest()[:16]
+        if self.num_rows == 0:
+            raise DataError(f"the files of {folder} have no rows")
+
+    def _footer(self, path: Path) -> Any:
+        try:
+            with pq.ParquetFile(path) as file:
+                self._expect_columns(path, file.schema_arrow)
+                return file.metadata
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read: {_one_line(error)}") from error
+
+    def _expect_columns(self, path: Path, found: Any) -> None:
+        for name in self.schema.columns:
+            if name not in found.names:
+                raise DataError(f"{path} has no column {name}; it has {', '.join(found.names)}")
+            dtype = found.field(name).type
+            is_list = name in self.schema.list_columns
+            inner = dtype.value_type if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) else None
+            of_number = inner if is_list else dtype
+            if of_number is None or not (pa.types.is_integer(of_number) or pa.types.is_boolean(of_number)):
+                wanted = "lists of integers" if is_list else "integers"
+                raise DataError(f"{path}: column {name} has type {dtype}, not {wanted}")
+
+    def chunks(self, group: RowGroup, begin: int, end: int, *, num_rows: int) -> Iterator[Chunk]:
+        """Yields rows ``begin`` to before ``end`` of a row group, up to ``num_rows`` at a time.
+
+        Raises:
+            DataError: the file cannot be read, or a row is invalid.
+        """
+        row = 0
+        try:
+            with pq.ParquetFile(group.path) as file:
+                names = list(self.schema.columns)
+                for batch in file.iter_batches(batch_size=num_rows, row_groups=[group.index], columns=names):
+                    first, last = max(begin, row), min(end, row + batch.num_rows)
+                    if first < last:
+                        yield self._chunk(group, batch.slice(first - row, last - first), first)
+                    row += batch.num_rows
+                    if row >= end:
+                        return
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{group} cannot be read: {_one_line(error)}") from error
+
+    def _chunk(self, group: RowGroup, batch: Any, first: int) -> Chunk:
+        schema = self.schema
+        context = {name: _integers(batch.column(name), name, group, first) for name in schema.context}
+        lists = {name: _list(batch.column(name), name, group, first) for name in schema.list_columns}
+        for names in (schema.history_columns, (*schema.target_columns, *schema.labels)):
+            for name in names[1:]:
+                _expect_equal_lengths(lists[names[0]][0], lists[name][0], names[0], name, group, first)
+        self._check_values(lists, group, first)
+        return Chunk(
+            group.first_row + first,
+            batch.num_rows,
+            context,
+            {name: offsets for name, (offsets, _) in lists.items()},
+            {name: values for name, (_, values) in lists.items()},
+        )
+
+    def _check_values(self, lists: Mapping[str, tuple[Integers, Integers]], group: RowGroup, first: int) -> None:
+        for name in self.schema.labels:
+            offsets, values = lists[name]
+            wrong = np.flatnonzero((values != 0) & (values != 1))
+            if len(wrong) > 0:
+                place = _place(group, first, offsets, int(wrong[0]))
+                raise DataError(f"{place}: label {name} is {values[wrong[0]]}, not 0 or 1")
+        for name in self.schema.list_columns:
+            if name in (self.schema.time, f"target_{self.schema.time}"):
+                offsets, values = lists[name]
+                back = np.flatnonzero(np.diff(values) < 0) + 1
+                back = back[
+                    ~np.isin(back, offsets)
+                ]  # The first event of a sample may be earlier than the last of another.
+                if len(back) > 0:
+                    place = _place(group, first, offsets, int(back[0]))
+                    raise DataError(f"{place}: the times in {name} are not ascending")
+
+
+def _place(group: RowGroup, first: int, offsets: Integers, value: int) -> str:
+    row = first + int(np.searchsorted(offsets, value, side="right")) - 1
+    return f"{group}, row {row}"
+
+
+def _integers(column: Any, name: str, group: RowGroup, first: int) -> Integers:
+    if column.null_count > 0:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{group}, row {row}: column {name} is null")
+    values: Integers = column.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _list(column: Any, name: str, group: RowGroup, first: int) -> tuple[Integers, Integers]:
+    """Returns offsets, from 0, and values. An empty list is fine; a null list or value is not."""
+    if column.null_count > 0:
+        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{group}, row {row}: column {name} is null")
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets = offsets - offsets[0]
+    if values.null_count > 0:
+        value = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{_place(group, first, offsets, value)}: a value of column {name} is null")
+    return offsets, values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+
+
+def _expect_equal_lengths(
+    one: Integers, other: Integers, one_name: str, other_name: str, group: RowGroup, first: int
+) -> None:
+    differ = np.flatnonzero(np.diff(one) != np.diff(other))
+    if len(differ) > 0:
+        row = differ[0]
+        raise DataError(
+            f"{group}, row {first + row}: {one_name} has {np.diff(one)[row]} values and {other_name} "
+            f"{np.diff(other)[row]}"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``BatchReader``: the batches of one rank, step by step, read ahead by a thread.
+
+Idea: ``order.py`` says how many rows of each stream a step has. A cursor for each stream of this rank decodes a few
+rows at a time. A thread joins them to batches, and keeps up to ``read_ahead`` steps in a queue.
+
+Example: 1,000 rows, a global batch of 64, 2 ranks: an epoch has 16 steps, and the last one has 40 rows. A reader that
+starts at epoch 0, step 10 gives the same steps as one that has read the first ten.
+
+Invariants: host memory is bounded by the steps in the queue and by ``chunk_rows`` rows for each open stream. An error
+of the thread is raised by the next call.
+Complexity: each row is decoded once per epoch. A start within an epoch decodes the pages that it skips.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.data.order import Order, Piece, Turns, make_streams
+from headway.data.parquet import Chunk, ParquetFolder
+from headway.data.sample_batch import SampleBatch, Slice, collate
+
+#: Virtual streams of an epoch. More ranks than streams would leave some without rows.
+NUM_STREAMS = 256
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """A step of an epoch, both from 0."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This rank's part of a step: ``micro_batches`` batches, some of which may have no samples."""
+
+    position: Position
+    batches: list[SampleBatch]
+
+
+class BatchReader:
+    """Iterates over the batches of one rank.
+
+    Args:
+        folder: the rows.
+        global_batch: samples of a step, over all ranks and micro-batches. The last step of an epoch may have fewer.
+        micro_batches: batches into which each rank divides its samples of a step.
+        rank, num_ranks: the streams that this rank reads.
+        seed: seed of the order.
+        order: ``shuffled``, or ``time``: the order of the files, in which each step has consecutive rows.
+        start: the first step.
+        epochs: number of epochs.
+        num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
+        read_ahead: steps in memory beside the one in use.
+        chunk_rows: rows that a stream decodes at a time.
+        pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: ParquetFolder,
+        *,
+        global_batch: int,
+        micro_batches: int = 1,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int = 0,
+        order: Order = "shuffled",
+        start: Position = Position(),
+        epochs: int = 1,
+        num_streams: int = NUM_STREAMS,
+        read_ahead: int = 2,
+        chunk_rows: int = 64,
+        pin_memory: bool = False,
+    ) -> None:
+        if num_ranks > num_streams:
+            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
+        if min(global_batch, micro_batches, read_ahead, chunk_rows) < 1:
+            raise ValueError("global_batch, micro_batches, read_ahead and chunk_rows are at least 1")
+        if num_ranks > folder.num_rows:
+            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
+        self.folder = folder
+        self._global_batch, self._micro_batches = global_batch, micro_batches
+        self._rank, self._num_ranks, self._seed, self._order = rank, num_ranks, seed, order
+        self._start, self._epochs, self._num_streams = start, epochs, num_streams
+        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.folder.num_rows // self._global_batch)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
+        steps: queue.Queue[StepBatch | Exception | None] = queue.Queue(self._read_ahead)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._fill, args=(steps, ended), name="batch_reader", daemon=True)
+        thread.start()
+        try:
+            while (step := steps.get()) is not None:
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+        finally:
+            ended.set()
+            thread.join()
+
+    def _fill(self, steps: queue.Queue[StepBatch | Exception | None], ended: threading.Event) -> None:
+        def put(step: StepBatch | Exception | None) -> bool:
+            while not ended.is_set():
+                try:
+                    steps.put(step, timeout=_POLL_S)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        try:
+            for step in self._steps():
+                if not put(step):
+                    return
+            put(None)
+        except Exception as error:  # Any error belongs to the caller of the iterator.
+            put(error)
+
+    def _steps(self) -> Iterator[StepBatch]:
+        for epoch in range(self._start.epoch, self._epochs):
+            first = self._start.step if epoch == self._start.epoch else 0
+            source = _Streams(self, epoch, first * self._global_batch)
+            for step in range(first, self.steps_per_epoch):
+                end = min((step + 1) * self._global_batch, self.folder.num_rows)
+                yield StepBatch(Position(epoch, step), self._collate(source.take_until(end)))
+
+    def _collate(self, slices: list[Slice]) -> list[SampleBatch]:
+        batches = [collate(part, self.folder.schema) for part in _split(slices, self._micro_batches)]
+        return [batch.pin_memory() for batch in batches] if self._pin_memory else batches
+
+
+class _Streams:
+    """The streams of a rank in an epoch."""
+
+    def __init__(self, reader: BatchReader, epoch: int, position: int) -> None:
+        groups = reader.folder.row_groups
+        if reader._order == "shuffled":
+            of_streams = make_streams(groups, num_streams=reader._num_streams, seed=reader._seed, epoch=epoch)
+            self._turns: Turns | None = Turns([sum(piece.num_rows for piece in pieces) for pieces in of_streams])
+            taken = self._turns.taken(position)
+            self._cursors = {
+                stream: _Cursor(reader, pieces, int(taken[stream]))
+                for stream, pieces in enumerate(of_streams)
+                if stream % reader._num_ranks == reader._rank
+            }
+            self._taken = taken
+        else:
+            # Stream s has the rows s, s + V, s + 2 V, ... of the folder, so every rank decodes all rows.
+            self._turns = None
+            self._whole = _Cursor(reader, [Piece(group, 0, group.num_rows) for group in groups], position)
+            self._num_streams, self._rank, self._num_ranks = reader._num_streams, reader._rank, reader._num_ranks
+        self._position = position
+
+    def take_until(self, end: int) -> list[Slice]:
+        """Returns this rank's rows up to position ``end`` of the epoch."""
+        begin, self._position = self._position, end
+        if self._turns is None:
+            slices = self._whole.take(end - begin)
+            return [part for each in slices for part in self._own(each)]
+        taken, self._taken = self._taken, self._turns.taken(end)
+        return [
+            part
+            for stream, cursor in self._cursors.items()
+            for part in cursor.take(int(self._taken[stream] - taken[stream]))
+        ]
+
+    def _own(self, rows: Slice) -> Iterator[Slice]:
+        numbers = np.arange(rows.chunk.first_row + rows.begin, rows.chunk.first_row + rows.end)
+        for place in np.flatnonzero(numbers % self._num_streams % self._num_ranks == self._rank):
+            yield Slice(rows.chunk, rows.begin + int(place), rows.begin + int(place) + 1)
+
+
+class _Cursor:
+    """Reads the pieces of a stream in order."""
+
+    def __init__(self, reader: BatchReader, pieces: list[Piece], skipped: int) -> None:
+        self._chunks = self._all_chunks(reader, pieces, skipped)
+        self._chunk: Chunk | None = None
+        self._next = 0  #: The first row of the chunk that was not taken.
+
+    @staticmethod
+    def _all_chunks(reader: BatchReader, pieces: list[Piece], skipped: int) -> Iterator[Chunk]:
+        for piece in pieces:
+            begin = piece.begin + min(skipped, piece.num_rows)
+            skipped -= begin - piece.begin
+            if begin < piece.end:
+                yield from reader.folder.chunks(piece.group, begin, piece.end, num_rows=reader._chunk_rows)
+
+    def take(self, num_rows: int) -> list[Slice]:
+        slices: list[Slice] = []
+        while num_rows > 0:
+            if self._chunk is None or self._next == self._chunk.num_rows:
+                self._chunk, self._next = next(self._chunks), 0
+            end = min(self._next + num_rows, self._chunk.num_rows)
+            slices.append(Slice(self._chunk, self._next, end))
+            num_rows -= end - self._next
+            self._next = end
+        return slices
+
+
+def _split(slices: list[Slice], parts: int) -> Iterator[list[Slice]]:
+    """Divides rows into ``parts`` lists of equal numbers, up to one."""
+    num_rows = sum(each.end - each.begin for each in slices)
+    rest, used = list(slices), 0
+    for part in range(parts):
+        wanted = num_rows * (part + 1) // parts - used
+        used += wanted
+        taken: list[Slice] = []
+        while wanted > 0:
+            first = rest.pop(0)
+            size = min(wanted, first.end - first.begin)
+            taken.append(Slice(first.chunk, first.begin, first.begin + size))
+            if first.begin + size < first.end:
+                rest.insert(0, Slice(first.chunk, first.begin + size, first.end))
+            wanted -= size
+        yield taken

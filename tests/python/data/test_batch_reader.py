@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of a Parquet folder: each row once per epoch, in an order that depends on seed, epoch and step alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from headway.data import BatchReader, DataError, ParquetFolder, Position, SampleBatch, SampleSchema
+from headway.data.order import Turns
+from parquet_samples import SCHEMA, make_rows, write_folder
+
+NUM_ROWS = 137
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ParquetFolder:
+    return ParquetFolder(write_folder(tmp_path / "log", make_rows(NUM_ROWS), files=3), SCHEMA)
+
+
+def ids_of_steps(folder: ParquetFolder, **options: Any) -> list[tuple[Position, list[list[int]]]]:
+    """Returns the samples of each micro-batch of each step."""
+    reader = BatchReader(folder, **({"global_batch": 16} | options))
+    return [(step.position, [batch.sample_ids.tolist() for batch in step.batches]) for step in reader]
+
+
+def global_steps(folder: ParquetFolder, num_ranks: int, **options: Any) -> list[tuple[Position, set[int]]]:
+    """Returns the samples of all ranks in each step. No two ranks may have the same one."""
+    by_rank = [ids_of_steps(folder, rank=rank, num_ranks=num_ranks, **options) for rank in range(num_ranks)]
+    result = []
+    for of_ranks in zip(*by_rank, strict=True):
+        ids = [each for _, batches in of_ranks for batch in batches for each in batch]
+        assert len(ids) == len(set(ids)) and len({position for position, _ in of_ranks}) == 1
+        result.append((of_ranks[0][0], set(ids)))
+    return result
+
+
+@pytest.mark.parametrize("order", ["shuffled", "time"])
+def test_an_epoch_has_each_sample_once_for_any_number_of_ranks(folder: ParquetFolder, order: str) -> None:
+    alone = global_steps(folder, 1, order=order, epochs=2, num_streams=8)
+    assert [len(ids) for _, ids in alone] == ([16] * 8 + [NUM_ROWS - 128]) * 2
+    for epoch in (0, 1):
+        ids = [each for position, step in alone if position.epoch == epoch for each in step]
+        assert sorted(ids) == list(range(NUM_ROWS))
+    for num_ranks in (2, 3, 5, 8):
+        assert global_steps(folder, num_ranks, order=order, epochs=2, num_streams=8) == alone
+
+
+def test_the_order_depends_on_seed_and_epoch(folder: ParquetFolder) -> None:
+    first = global_steps(folder, 1, epochs=2)
+    assert first == global_steps(folder, 1, epochs=2)
+    assert first != global_steps(folder, 1, epochs=2, seed=1)
+    assert [ids for _, ids in first[:9]] != [ids for _, ids in first[9:]]
+    in_order = [sorted(ids) for _, ids in global_steps(folder, 1, order="time")]
+    assert in_order == [list(range(16 * i, min(16 * i + 16, NUM_ROWS))) for i in range(9)]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "time"])
+def test_a_reader_may_start_at_any_step(folder: ParquetFolder, order: str) -> None:
+    whole = global_steps(folder, 2, order=order, epochs=2)
+    for epoch, step in ((0, 0), (0, 5), (0, 8), (1, 0), (1, 8)):
+        later = global_steps(folder, 3, order=order, epochs=2, start=Position(epoch, step))
+        assert later == whole[9 * epoch + step :]
+    assert global_steps(folder, 1, order=order, epochs=2, start=Position(2, 0)) == []
+
+
+def test_micro_batches_divide_the_samples_of_a_rank(folder: ParquetFolder) -> None:
+    for (_, (whole,)), (_, parts) in zip(ids_of_steps(folder), ids_of_steps(folder, micro_batches=3), strict=True):
+        assert [each for part in parts for each in part] == whole
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_batches_have_the_values_of_their_rows(folder: ParquetFolder) -> None:
+    rows = make_rows(NUM_ROWS)
+    for step in BatchReader(folder, global_batch=16, num_streams=4):
+        (batch,) = step.batches
+        expect_rows(batch, rows)
+
+
+def expect_rows(batch: SampleBatch, rows: dict[str, list[Any]]) -> None:
+    ids = batch.sample_ids.tolist()
+    assert batch.context["user"].tolist() == [rows["user"][each] for each in ids]
+    assert batch.actions["action"].tolist() == [value for each in ids for value in rows["action"][each]]
+    assert batch.times is not None
+    for name, found in (*batch.events.items(), ("time", batch.times)):
+        expected = [value for each in ids for value in (*rows[name][each], *rows[f"target_{name}"][each])]
+        assert found.tolist() == expected
+    for name in SCHEMA.labels:
+        assert batch.labels[name].tolist() == [value for each in ids for value in rows[name][each]]
+    lengths = [(len(rows["item"][each]), len(rows["target_item"][each])) for each in ids]
+    assert list(zip(batch.history_lengths.tolist(), batch.target_lengths.tolist(), strict=True)) == lengths
+    assert batch.max_tokens == max(map(sum, lengths))
+
+
+def test_ranks_without_samples_get_empty_batches(tmp_path: Path) -> None:
+    folder = ParquetFolder(write_folder(tmp_path, make_rows(5)), SCHEMA)
+    for rank in range(4):
+        for step in BatchReader(folder, global_batch=2, rank=rank, num_ranks=4, num_streams=4, micro_batches=2):
+            for batch in step.batches:
+                assert batch.num_samples <= 1 and len(batch.events["item"]) == batch.num_events
+
+
+def test_turns_are_those_of_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        lengths = torch.randint(0, 6, (5,), generator=generator).tolist()
+        turns, taken = Turns(lengths), [0] * 5
+        position = 0
+        while True:
+            assert turns.taken(position).tolist() == taken, (lengths, position)
+            left = [i for i in range(5) if taken[i] < lengths[i]]
+            if not left:
+                break
+            taken[min(left, key=lambda i: (taken[i], i))] += 1
+            position += 1
+
+
+def test_a_thread_ends_with_its_iterator(folder: ParquetFolder) -> None:
+    before = threading.active_count()
+    steps = iter(BatchReader(folder, global_batch=4))
+    next(steps)
+    assert threading.active_count() == before + 1
+    del steps
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def change(rows: dict[str, list[Any]], name: str, row: int, value: Any) -> dict[str, list[Any]]:
+    return rows | {name: [value if i == row else each for i, each in enumerate(rows[name])]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("user", None, "column user is null"),
+        ("item", None, "column item is null"),
+        ("click", [2], "label click is 2, not 0 or 1"),
+        ("time", [5, 3], "the times in time are not ascending"),
+        ("shop", [1], "item has 2 values and shop 1"),
+        ("action", [1, None], "a value of column action is null"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    rows = make_rows(25)
+    rows = {
+        **rows,
+        **{each: change(rows, each, 17, [1, 2])[each] for each in SCHEMA.history_columns},
+        **{each: change(rows, each, 17, [1])[each] for each in (*SCHEMA.target_columns, *SCHEMA.labels)},
+    }
+    path = write_folder(tmp_path / "log", change(rows, name, 17, value))
+    with pytest.raises(DataError, match=rf"part-0.parquet, row group 1, row 7: .*{message}"):
+        list(BatchReader(ParquetFolder(path, SCHEMA), global_batch=4))
+
+
+def test_bad_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no \.parquet files"):
+        ParquetFolder(tmp_path, SCHEMA)
+    rows = make_rows(4)
+    lacking = {name: column for name, column in rows.items() if name != "shop"}
+    with pytest.raises(DataError, match=r"part-0.parquet has no column shop; it has user, item"):
+        ParquetFolder(write_folder(tmp_path / "a", lacking), SCHEMA)
+    with pytest.raises(DataError, match="column user has type string, not integers"):
+        ParquetFolder(write_folder(tmp_path / "b", rows | {"user": ["x"] * 4}), SCHEMA)
+    whole = write_folder(tmp_path / "c", rows) / "part-0.parquet"
+    whole.write_bytes(whole.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"part-0\.parquet cannot be read"):
+        ParquetFolder(tmp_path / "c", SCHEMA)
+    empty = {name: column[:0] for name, column in rows.items()}
+    with pytest.raises(DataError, match=r"column user has type null|have no rows"):
+        ParquetFolder(write_folder(tmp_path / "d", empty), SCHEMA)
+
+
+def test_wrong_arguments_are_refused(folder: ParquetFolder) -> None:
+    with pytest.raises(ValueError, match="9 ranks need as many streams"):
+        BatchReader(folder, global_batch=4, num_ranks=9, num_streams=8)
+    with pytest.raises(ValueError, match="at least 1"):
+        BatchReader(folder, global_batch=0)
+    with pytest.raises(ValueError, match="200 ranks share 137 samples"):
+        BatchReader(folder, global_batch=4, num_ranks=200)
+    with pytest.raises(ValueError, match="column item is used twice"):
+        SampleSchema(events=("item", "item"), labels=("click",))
+    with pytest.raises(ValueError, match="group user is none of the context features"):
+        SampleSchema(events=("item",), labels=("click",), group="user")
