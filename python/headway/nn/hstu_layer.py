@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.nn.attention import LayerAttention
 from headway.nn.config import HSTUConfig
+from headway.nn.dropout_keys import keep_mask
 from headway.nn.fused_layer import FusedLayer, LayerStep, LayerWeights
 from headway.nn.key_value_cache import KeyValueCache
 from headway.nn.relative_bias import RelativeBias
@@ -38,9 +39,10 @@ class HSTULayer(nn.Module):
     have gradients, and more is saved.
     """
 
-    def __init__(self, config: HSTUConfig) -> None:
+    def __init__(self, config: HSTUConfig, index: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.index = index  #: Place in a stack. With ``Sequences.dropout_keys`` each layer has masks of its own.
         self.uvqk_weight = nn.Parameter(torch.empty(config.dim, sum(config.projection_widths)))
         self.output_weight = nn.Parameter(torch.empty(config.output_width, config.dim))
         has_norm_bias = config.affine and config.norm == "layer"
@@ -81,7 +83,7 @@ class HSTULayer(nn.Module):
         """
         self._check(x, sequences)
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
-        kept = self._kept(x)
+        kept = self._kept(x, sequences)
         weights = self.weights()
         if step.is_plain:
             return step.output(x, step.activations(x, kept, weights, {}).gated, weights)
@@ -118,7 +120,7 @@ class HSTULayer(nn.Module):
         )
         attention_out = attention.forward(q, cache.keys, cache.values, step.tables(weights)).flatten(1)
         gated, _ = step.gate(attention_out, projected[:, : self.config.gate_width], weights)
-        return step.output(x, step.drop(gated, self._kept(x)), weights), cache
+        return step.output(x, step.drop(gated, self._kept(x, sequences)), weights), cache
 
     def weights(self) -> LayerWeights:
         """Returns all learned tensors of the layer."""
@@ -134,11 +136,13 @@ class HSTULayer(nn.Module):
         dtype = torch.get_autocast_dtype(device) if is_autocast else x.dtype
         return LayerStep(attention=attention, time_bounds=self.bias.time_bounds, dtype=dtype)
 
-    def _kept(self, x: Tensor) -> Tensor | None:
+    def _kept(self, x: Tensor, sequences: Sequences) -> Tensor | None:
         """Draws the dropout mask of the output projection's input: (T, G) bool, True: keep. None: keep all."""
         dropout = self.config.dropout if self.training else 0.0
         if dropout == 0:
             return None
+        if sequences.dropout_keys is not None:
+            return keep_mask(sequences.dropout_keys, self.config.output_width, layer=self.index, dropout=dropout)
         shape = (x.shape[0], self.config.output_width)
         return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1 - dropout)
 

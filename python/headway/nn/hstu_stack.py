@@ -38,7 +38,7 @@ class HSTUStack(nn.Module):
     def __init__(self, config: HSTUStackConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(HSTULayer(config.layer) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(HSTULayer(config.layer, index) for index in range(config.num_layers))
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """Computes all layers and the final norm: (T, E) for x (T, E).

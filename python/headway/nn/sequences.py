@@ -21,6 +21,8 @@ class Sequences:
         num_targets: (B,) int32, number of trailing tokens that attend only to the history and themselves.
         times: (T,) int64, time of each token as a key.
         query_times: (T,) int64, time at which each token asks, as a query; see :func:`headway.nn.next_times`.
+        dropout_keys: (T,) int64 of :func:`headway.nn.token_keys`: dropout then depends on them alone. None: masks are
+            drawn by torch's generator.
     """
 
     offsets: Tensor
@@ -29,9 +31,10 @@ class Sequences:
     num_targets: Tensor | None = None
     times: Tensor | None = None
     query_times: Tensor | None = None
+    dropout_keys: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Returns all tensors, in the order of the attributes; None for those that are not set."""
+        """Returns the tensors of the attention, in the order of the attributes; None for those that are not set."""
         return self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times
 
 

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``GRM``: a generative recommendation model for ranking (MTGRBoost, section 2 and figure 3).
+
+Idea: ``TokenEncoder`` makes tokens of context, history and targets. A stack of HSTU layers runs over all of them at
+once, so one pass scores all targets of a user. ``MMoE`` mixes experts for each task, and a linear head gives a logit.
+
+Example: labels click and buy, where buy is given click. The probability of a click is s(a), that of a purchase
+s(a) s(b), with the logits a and b and the logistic function s. The loss of buy uses log s(a) + log s(b), so it does not
+underflow.
+
+Invariants: no logit depends on a label. A target does not see other targets. Losses are sums over targets, so they may
+be added over micro-batches and ranks.
+Complexity: ``flops()``.
+Source: MTGRBoost, equations 1 to 4 and table 1; CTCVR is that of ESMM (Ma et al. 2018).
+
+Shapes: N targets, T tokens, E columns, K tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway.data.sample_batch import SampleBatch
+from headway.data.schema import SampleSchema
+from headway.embedding import Adam, Optimizer
+from headway.embedding.process_groups import GroupOrLocal
+from headway.nn.config import HSTUConfig, HSTUStackConfig
+from headway.nn.hstu_stack import HSTUStack
+from headway.nn.mmoe import MMoE
+from headway.nn.token_encoder import TokenEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRMConfig:
+    """Sizes of a model.
+
+    Attributes:
+        dim: columns of a token.
+        num_layers, num_heads, head_dim: the HSTU stack; queries, keys and values have ``head_dim`` columns per head.
+        max_length: most tokens of a sample: contextual ones, history and targets.
+        embedding_dim: columns of an embedding in the tables.
+        num_experts, top_k, expert_hidden: the mixture of experts.
+        given: label -> the label that must be 1 before, such as buy -> click.
+        position_bias, num_time_buckets: relative biases of the attention.
+        dropout: probability of dropout in HSTU layers.
+    """
+
+    dim: int = 64
+    num_layers: int = 2
+    num_heads: int = 2
+    head_dim: int = 32
+    max_length: int = 256
+    embedding_dim: int = 32
+    num_experts: int = 4
+    top_k: int = 2
+    expert_hidden: int = 64
+    given: Mapping[str, str] = field(default_factory=dict)
+    position_bias: bool = False
+    num_time_buckets: int = 0
+    dropout: float = 0.0
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> GRMConfig:
+        """Returns the sizes of table 1 of MTGRBoost: ``grm_4g`` or ``grm_110g``.
+
+        The names equal 8 E^2 FLOPs per token and block at 600 tokens, those of the projection to u, v, q and k.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        if name not in _PRESETS:
+            raise ValueError(f"there is no preset {name}, only {', '.join(_PRESETS)}")
+        return replace(_PRESETS[name], **changes)
+
+    def layer(self) -> HSTUConfig:
+        return HSTUConfig(
+            dim=self.dim,
+            max_length=self.max_length,
+            num_heads=self.num_heads,
+            qk_dim=self.head_dim,
+            v_dim=self.head_dim,
+            gate="gate_then_norm",
+            scale="max_length",
+            position_bias=self.position_bias,
+            num_time_buckets=self.num_time_buckets,
+            dropout=self.dropout,
+        )
+
+
+_PRESETS = {
+    "grm_4g": GRMConfig(
+        dim=512, num_layers=3, num_heads=2, head_dim=256, max_length=3200, embedding_dim=64, expert_hidden=512
+    ),
+    "grm_110g": GRMConfig(
+        dim=1024, num_layers=22, num_heads=4, head_dim=256, max_length=3200, embedding_dim=64, expert_hidden=1024
+    ),
+}
+
+
+class GRM(nn.Module):
+    """The model. It has the interface of ``headway.training.TrainableModel``.
+
+    Args:
+        config: sizes.
+        schema: features and labels of a sample.
+        optimizer: optimizer of the tables.
+        tables: name of the table of each feature; others have a table of their own name.
+        seed: seed of initial embeddings.
+        process_group: ranks that share the tables.
+        device: device of model and tables.
+
+    Raises:
+        ValueError: ``config.given`` names no label, or labels depend on each other in a circle.
+    """
+
+    def __init__(
+        self,
+        config: GRMConfig,
+        schema: SampleSchema,
+        *,
+        optimizer: Optimizer | None = None,
+        tables: Mapping[str, str] | None = None,
+        seed: int = 0,
+        process_group: GroupOrLocal = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.schema = config, schema
+        self._chains = _chains(schema.labels, config.given)
+        self.encoder = TokenEncoder(
+            schema,
+            dim=config.dim,
+            embedding_dim=config.embedding_dim,
+            optimizer=Adam(lr=1e-3) if optimizer is None else optimizer,
+            tables=tables,
+            seed=seed,
+            process_group=process_group,
+            device=device,
+        )
+        self.stack = HSTUStack(HSTUStackConfig(layer=config.layer(), num_layers=config.num_layers))
+        self.mmoe = MMoE(
+            config.dim,
+            num_tasks=len(schema.labels),
+            num_experts=config.num_experts,
+            top_k=config.top_k,
+            hidden=config.expert_hidden,
+        )
+        self.heads = nn.Parameter(torch.empty(len(schema.labels), config.dim))
+        self.head_bias = nn.Parameter(torch.zeros(len(schema.labels)))
+        nn.init.normal_(self.heads, std=config.dim**-0.5)
+        self.to(self.encoder.tables.device)
+
+    def forward(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> dict[str, Tensor]:
+        """Returns the sum of the losses of each label, () float32.
+
+        Args:
+            batch: samples of this rank, maybe none.
+            seed, step: key of dropout.
+        """
+        log_odds = self._log_probabilities(self.logits(batch, seed=seed, step=step))
+        return {
+            name: -(batch.labels[name] * yes + (1 - batch.labels[name]) * no).sum()
+            for name, (yes, no) in log_odds.items()
+        }
+
+    def count_terms(self, batch: SampleBatch) -> dict[str, int]:
+        """Returns the number of terms in the loss of each label."""
+        return dict.fromkeys(self.schema.labels, batch.num_targets)
+
+    def predict(self, batch: SampleBatch) -> dict[str, Tensor]:
+        """Returns the logarithm of the probability of each label, (N,) float32."""
+        return {name: yes for name, (yes, _) in self._log_probabilities(self.logits(batch)).items()}
+
+    def logits(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> Tensor:
+        """Returns the logits of all tasks, (N, K) float32."""
+        tokens = self.encoder(batch, seed=seed, step=step)
+        if tokens.sequences.max_length > self.config.max_length:
+            raise ValueError(
+                f"a sample has {tokens.sequences.max_length} tokens, and max_length is {self.config.max_length}"
+            )
+        encoded = self.stack(tokens.x, tokens.sequences)[tokens.targets]
+        mixed = self.mmoe(encoded)
+        logits: Tensor = (mixed * self.heads).sum(2) + self.head_bias
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def flops(self, batch: SampleBatch) -> float:
+        """Counts the floating-point operations of a forward pass: matrix products, and causal attention.
+
+        A token costs 2 E (P + G) for the projections of a layer, with P columns of u, v, q and k and G of the gate. A
+        sequence of L tokens costs H (D + V) L^2 for the scores and values that the mask leaves. A target costs the
+        experts.
+        """
+        layer, num_context = self.config.layer(), len(self.schema.context)
+        lengths = (batch.history_lengths + batch.target_lengths + num_context).double()
+        per_token = 2 * layer.dim * (sum(layer.projection_widths) + layer.output_width)
+        attention = layer.num_heads * (layer.qk_dim + layer.v_dim) * float(lengths.square().sum())
+        experts = 4 * self.config.num_experts * layer.dim * self.config.expert_hidden * batch.num_targets
+        return self.config.num_layers * (per_token * float(lengths.sum()) + attention) + experts
+
+    def _log_probabilities(self, logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns log p and log(1 - p) of each label, (N,) each."""
+        columns = dict(zip(self.schema.labels, logits.unbind(1), strict=True))
+        return {name: _log_product([columns[each] for each in chain]) for name, chain in self._chains.items()}
+
+
+def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns for each label itself and the labels that it depends on.
+
+    Example: buy -> click gives {"click": ["click"], "buy": ["buy", "click"]}.
+    """
+    for name in (*given, *given.values()):
+        if name not in labels:
+            raise ValueError(f"given names {name}, which is none of the labels {', '.join(labels)}")
+    chains = {}
+    for label in labels:
+        chain = [label]
+        while (before := given.get(chain[-1])) is not None:
+            if before in chain:
+                raise ValueError(f"labels are given each other in a circle: {' -> '.join([*chain, before])}")
+            chain.append(before)
+        chains[label] = chain
+    return chains
+
+
+def _log_product(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns log p and log(1 - p) for the product p of probabilities.
+
+    With q_i = 1 - p_i, 1 - p_1 p_2 = q_1 + p_1 q_2, whose terms are all positive: no digits cancel.
+    """
+    yes = functional.logsigmoid(logits[0])
+    no = functional.logsigmoid(-logits[0])
+    for logit in logits[1:]:
+        no = torch.logaddexp(no, yes + functional.logsigmoid(-logit))
+        yes = yes + functional.logsigmoid(logit)
+    return yes, no

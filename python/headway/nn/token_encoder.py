@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TokenEncoder``: the samples of a batch as one jagged sequence of tokens.
+
+Idea: each contextual feature is a token, each event of the history is one, and each target is one. A token's features
+are looked up in tables, and projected to the width of the model. Actions are known for the history alone, so their
+projection is added there.
+
+Example: 1 contextual feature, a history of 2 events and 2 targets: tokens u h0 h1 t0 t1. The u token sees itself and
+the history. h0 and h1 see u and what came before. t0 and t1 see u, h0, h1 and themselves, but not each other.
+
+Invariants: a target's token depends on its own features alone, and never on its label or action. Tokens of a sample are
+adjacent, so masks are those of ``Sequences``.
+Complexity: one lookup for all features, and one matrix product per kind of token.
+
+Shapes: B samples, C contextual features, H events of histories, N targets, T = B C + H + N tokens, E columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headway import ops
+from headway.data.sample_batch import SampleBatch
+from headway.data.schema import SampleSchema
+from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, TableConfig
+from headway.embedding.process_groups import GroupOrLocal
+from headway.nn.dropout_keys import token_keys
+from headway.nn.relative_bias import next_times
+from headway.nn.sequences import Sequences
+
+
+class EncodedTokens(NamedTuple):
+    """Tokens of a batch.
+
+    Attributes:
+        x: (T, E).
+        sequences: offsets, masks and times.
+        targets: (N,) int64, token of each target.
+    """
+
+    x: Tensor
+    sequences: Sequences
+    targets: Tensor
+
+
+class TokenEncoder(nn.Module):
+    """Looks the features of a batch up, and arranges them as tokens.
+
+    Args:
+        schema: features of a sample.
+        dim: columns of a token.
+        embedding_dim: columns of an embedding in the tables.
+        optimizer: optimizer of the tables.
+        tables: name of the table of each feature; a feature that is not there has a table of its own name.
+        seed: seed of initial embeddings.
+        process_group: ranks that share the tables.
+        device: device of tables and tokens.
+    """
+
+    def __init__(
+        self,
+        schema: SampleSchema,
+        *,
+        dim: int,
+        embedding_dim: int,
+        optimizer: Optimizer,
+        tables: Mapping[str, str] | None = None,
+        seed: int = 0,
+        process_group: GroupOrLocal = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        table_of = {name: name for name in (*schema.context, *schema.events, *schema.actions)} | dict(tables or {})
+        self.tables = HashTableCollection(
+            tables=[
+                TableConfig(name, dim=embedding_dim, optimizer=optimizer) for name in sorted(set(table_of.values()))
+            ],
+            features=[FeatureConfig(feature, table=table, pooling=None) for feature, table in table_of.items()],
+            process_group=process_group,
+            gradient_reduction="sum",
+            seed=seed,
+            device=device,
+        )
+        self.context = nn.ModuleDict({f"of_{name}": nn.Linear(embedding_dim, dim) for name in schema.context})
+        self.events = nn.Linear(embedding_dim * len(schema.events), dim)
+        self.actions = nn.Linear(embedding_dim * len(schema.actions), dim, bias=False) if schema.actions else None
+
+    def forward(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> EncodedTokens:
+        """Encodes a batch.
+
+        Args:
+            batch: the samples.
+            seed: with ``step`` the key of dropout; see ``headway.nn.dropout_keys``.
+            step: optimizer step.
+        """
+        dtype = self.events.weight.dtype
+        embeddings = {name: rows.to(dtype) for name, rows in self.tables(self._features(batch)).items()}
+        lengths = batch.history_lengths + batch.target_lengths
+        event_offsets = _offsets(lengths)
+        events = self.events(torch.cat([embeddings[name] for name in self.schema.events], dim=1))
+        if self.actions is not None:
+            of_actions = self.actions(torch.cat([embeddings[name] for name in self.schema.actions], dim=1))
+            events = events.index_add(0, self._history_places(batch, event_offsets), of_actions.to(events.dtype))
+        x, offsets = events, event_offsets
+        num_context = len(self.schema.context)
+        if num_context > 0:
+            of_context = [self.context[f"of_{name}"](embeddings[name]) for name in self.schema.context]
+            context = torch.stack(of_context, dim=1).flatten(0, 1)  # (B C, E), sample by sample
+            context_offsets = torch.arange(batch.num_samples + 1, device=x.device) * num_context
+            x, offsets = ops.jagged_concat([context.to(events.dtype), events], [context_offsets, event_offsets])
+        return EncodedTokens(
+            x, self._sequences(batch, offsets, seed, step), _last_places(offsets, batch.target_lengths)
+        )
+
+    def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        ones = torch.ones_like(batch.history_lengths)
+        lengths = batch.history_lengths + batch.target_lengths
+        return {
+            **{name: (ids, ones) for name, ids in batch.context.items()},
+            **{name: (ids, lengths) for name, ids in batch.events.items()},
+            **{name: (ids, batch.history_lengths) for name, ids in batch.actions.items()},
+        }
+
+    def _history_places(self, batch: SampleBatch, event_offsets: Tensor) -> Tensor:
+        """Returns the event of each history event, (H,)."""
+        return _first_places(event_offsets, batch.history_lengths)
+
+    def _sequences(self, batch: SampleBatch, offsets: Tensor, seed: int, step: int) -> Sequences:
+        num_context = len(self.schema.context)
+        num_tokens = batch.num_events + num_context * batch.num_samples
+        samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
+        places = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
+        times = query_times = None
+        if batch.times is not None:
+            times = self._token_times(batch.times, samples, places, num_context)
+            query_times = next_times(times, offsets)
+        return Sequences(
+            offsets=offsets,
+            max_length=batch.max_tokens + num_context,
+            num_contextual=torch.full_like(batch.history_lengths, num_context, dtype=torch.int32),
+            num_targets=batch.target_lengths.to(torch.int32),
+            times=times,
+            query_times=query_times,
+            dropout_keys=token_keys(batch.sample_ids, samples, places, seed=seed, step=step),
+        )
+
+    @staticmethod
+    def _token_times(event_times: Tensor, samples: Tensor, places: Tensor, num_context: int) -> Tensor:
+        """Returns the time of each token, (T,): contextual tokens have that of the first event of their sample."""
+        if num_context == 0:
+            return event_times
+        events = torch.arange(len(samples), device=samples.device) - (samples + 1) * num_context
+        first_event = events + (num_context - places).clamp(min=0)
+        if len(event_times) == 0:
+            return torch.zeros_like(samples)
+        return event_times[first_event.clamp(max=len(event_times) - 1)]
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _first_places(offsets: Tensor, counts: Tensor) -> Tensor:
+    """Returns the first ``counts`` places of each sample, one after the other."""
+    samples = torch.repeat_interleave(counts)
+    within = torch.arange(len(samples), device=counts.device) - _offsets(counts)[samples]
+    return offsets[samples] + within
+
+
+def _last_places(offsets: Tensor, counts: Tensor) -> Tensor:
+    """Returns the last ``counts`` places of each sample, one after the other."""
+    return _first_places(offsets[1:] - counts, counts)
