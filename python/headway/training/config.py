@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TrainingConfig``: all settings of a training, from TOML.
+
+Each section of the file is a dataclass below. An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from headway.data.order import Order
+from headway.data.reader import NUM_STREAMS
+from headway.data.schema import SampleSchema
+from headway.nn.grm import GRMConfig
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, of a wrong type, or contradicts another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the samples are, and how they are read.
+
+    Attributes:
+        train: folder of Parquet files.
+        evaluation: folder to evaluate on; empty: none.
+        context, events, actions, labels, time, group: columns; see ``headway.data.SampleSchema``. An empty ``time`` or
+            ``group`` means that there is none.
+        order: ``shuffled``, or ``time``: the order of the files.
+        global_batch: samples of a step, over all ranks.
+        micro_batches: parts into which each rank divides its samples of a step.
+        num_streams: virtual streams of an epoch; at least as many as ranks.
+        read_ahead: steps in memory beside the one in use.
+    """
+
+    train: str
+    evaluation: str = ""
+    context: tuple[str, ...] = ()
+    events: tuple[str, ...]
+    actions: tuple[str, ...] = ()
+    labels: tuple[str, ...]
+    time: str = "time"
+    group: str = ""
+    order: Order = "shuffled"
+    global_batch: int = 64
+    micro_batches: int = 1
+    num_streams: int = NUM_STREAMS
+    read_ahead: int = 2
+
+    def schema(self) -> SampleSchema:
+        try:
+            return SampleSchema(
+                context=self.context,
+                events=self.events,
+                actions=self.actions,
+                labels=self.labels,
+                time=self.time or None,
+                group=self.group or None,
+            )
+        except ValueError as error:
+            raise ConfigError(f"[data]: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes of a GRM. A number that is not set is that of the preset, or the default of ``headway.nn.GRMConfig``.
+
+    Attributes:
+        preset: ``grm_4g`` or ``grm_110g``; empty: a small model.
+        dimension_factor: factor of ``embedding_dim``.
+        tables: feature -> table, for features that share one.
+        given: label -> the label that must be 1 before.
+    """
+
+    preset: str = ""
+    dimension_factor: int = 1
+    dim: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    head_dim: int | None = None
+    max_length: int | None = None
+    embedding_dim: int | None = None
+    num_experts: int | None = None
+    top_k: int | None = None
+    expert_hidden: int | None = None
+    position_bias: bool | None = None
+    num_time_buckets: int | None = None
+    dropout: float | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    def grm(self) -> GRMConfig:
+        """Returns the sizes.
+
+        Raises:
+            ConfigError: there is no such preset.
+        """
+        names = {each.name for each in fields(GRMConfig)} & {each.name for each in fields(self)} - {"given"}
+        changes = {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
+        try:
+            base = GRMConfig.preset(self.preset) if self.preset else GRMConfig()
+        except ValueError as error:
+            raise ConfigError(f"[model]: {error}") from error
+        embedding_dim = changes.pop("embedding_dim", base.embedding_dim) * self.dimension_factor
+        values = {each.name: getattr(base, each.name) for each in fields(GRMConfig)}
+        return GRMConfig(**values | changes | {"embedding_dim": embedding_dim, "given": dict(self.given)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Adam for the dense part and for the tables.
+
+    Attributes:
+        lr, table_lr: learning rates.
+        betas: of both.
+        weight_decay: of the dense part, decoupled.
+        clip_norm: largest norm of all gradients together; 0: no limit.
+        warmup_steps: steps over which both rates grow from 0.
+    """
+
+    lr: float = 1e-3
+    table_lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The run itself.
+
+    Attributes:
+        epochs: passes over the data.
+        max_steps: last step at the latest; 0: no limit.
+        seed: seed of weights, order and dropout.
+        device: ``cpu`` or ``cuda``; empty: CUDA if there is a device.
+        dtype: of the dense part: ``float32``, or ``bfloat16`` by autocast; empty: bfloat16 on CUDA, else float32.
+        log_every: steps between two lines.
+    """
+
+    epochs: int = 1
+    max_steps: int = 0
+    seed: int = 0
+    device: Literal["", "cpu", "cuda"] = ""
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    log_every: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints.
+
+    Attributes:
+        every: steps between two of them; 0: one at the end alone.
+        keep: newest ones that are kept; 0: all.
+    """
+
+    every: int = 0
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """All settings. Each attribute is a section of the file."""
+
+    data: DataConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @classmethod
+    def load(cls, path: str | Path, changes: Sequence[str] = ()) -> TrainingConfig:
+        """Reads a TOML file.
+
+        Args:
+            path: the file. Folders in it are relative to it.
+            changes: settings such as ``optimizer.lr=0.01``, which replace those of the file. Values are TOML, or text.
+        Raises:
+            ConfigError: the file cannot be read, or a setting is wrong. The message names file and key.
+        """
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        for change in changes:
+            _apply(values, change)
+        try:
+            config = cls.of(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return config.relative_to(path.parent)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> TrainingConfig:
+        """Makes a config from nested dictionaries.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        config: TrainingConfig = _build(cls, values, "")
+        config._check()
+        return config
+
+    def relative_to(self, folder: Path) -> TrainingConfig:
+        """Returns the config with folders that are relative to ``folder`` made absolute."""
+        values = self.as_dict()
+        for name in ("train", "evaluation"):
+            if values["data"][name]:
+                values["data"][name] = str((folder / values["data"][name]).resolve())
+        return TrainingConfig.of(values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns nested dictionaries, as in a TOML file. Settings without a value are left out."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    def toml(self) -> str:
+        """Returns the text of a file with all settings; those without a value are comments."""
+        lines = []
+        for section in fields(self):
+            lines.append(f"[{section.name}]")
+            part = getattr(self, section.name)
+            for each in fields(part):
+                value = _plain(getattr(part, each.name))
+                if isinstance(value, dict):
+                    inner = ", ".join(f"{json.dumps(name)} = {json.dumps(of)}" for name, of in value.items())
+                    lines.append(f"{each.name} = {{{inner}}}")
+                else:
+                    lines.append(f"# {each.name} is not set" if value is None else f"{each.name} = {json.dumps(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+    def _check(self) -> None:
+        self.data.schema()
+        self.model.grm()
+        at_least_one: tuple[tuple[Any, tuple[str, ...]], ...] = (
+            (self.data, ("global_batch", "micro_batches", "num_streams", "read_ahead")),
+            (self.run, ("epochs", "log_every")),
+            (self.model, ("dimension_factor",)),
+        )
+        for section, names in at_least_one:
+            for name in names:
+                if getattr(section, name) < 1:
+                    raise ConfigError(f"{name} must be from 1, not {getattr(section, name)}")
+        at_least_zero: tuple[tuple[Any, tuple[str, ...]], ...] = (
+            (self.optimizer, ("clip_norm", "warmup_steps", "weight_decay")),
+            (self.run, ("max_steps",)),
+            (self.checkpoint, ("every", "keep")),
+        )
+        for section, names in at_least_zero:
+            for name in names:
+                if not getattr(section, name) >= 0:
+                    raise ConfigError(f"{name} must be from 0, not {getattr(section, name)}")
+        for name in ("lr", "table_lr"):
+            if not 0 <= getattr(self.optimizer, name) < float("inf"):
+                raise ConfigError(f"{name} must be a finite number from 0, not {getattr(self.optimizer, name)}")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Iterable[str]) -> list[str]:
+    """Describes the settings of some sections that differ: ``model.dim is 64, and was 32``."""
+    found = []
+    for section in sections:
+        one, other = before.get(section, {}), now.get(section, {})
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                found.append(f"{section}.{name} is {other.get(name)!r}, and was {one.get(name)!r}")
+    return found
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, separator, text = change.partition("=")
+    names = key.strip().split(".")
+    if not separator or not all(names):
+        raise ConfigError(f"a change of a setting is NAME.NAME=VALUE, not {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for name in names[:-1]:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{key}: {name} is a value, not a section")
+    values[names[-1]] = value
+
+
+def _build(kind: Any, values: Any, path: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path or 'the file'} is {values!r}, not a section")
+    hints = get_type_hints(kind)
+    known = {each.name: each for each in fields(kind)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f": did you mean {_key(path, near[0])}?" if near else f"; there are {', '.join(known)}"
+            raise ConfigError(f"unknown key {_key(path, name)}{hint}")
+    arguments = {}
+    for name, each in known.items():
+        if name in values:
+            arguments[name] = _convert(hints[name], values[name], _key(path, name))
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ConfigError(f"{_key(path, name)} is missing")
+    return kind(**arguments)
+
+
+def _key(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    """Converts a value of TOML to the type of a field."""
+    if is_dataclass(hint):
+        return _build(hint, value, path)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        (inner,) = (each for each in arguments if each is not NoneType)
+        return _convert(inner, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{path} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise ConfigError(f"{path} has {len(arguments)} values, not {len(value)}")
+        return tuple(_convert(arguments[0], each, path) for each in value)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {str(name): _convert(arguments[1], each, f"{path}.{name}") for name, each in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(hint, type) or type(value) is not hint:
+        name = getattr(hint, "__name__", str(hint)) if origin is None else "a list" if origin is tuple else "a table"
+        raise ConfigError(f"{path} must be {name}, not {value!r}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        plain = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {name: each for name, each in plain.items() if each is not None}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Trainer``: trains a model over jagged samples, on one rank or many.
+
+The schedule of a step, for each rank::
+
+    counts      = add over ranks (terms of each head in all micro-batches)
+    for each micro-batch:
+        sums    = model(batch)                     lookups: two or three exchanges
+        backward(sum over heads of sums / counts)  gradients of rows go to their owners;
+                                                   the last micro-batch adds dense gradients over ranks
+    losses      = add over ranks (sums); they must be finite
+    clip by the norm over dense and sparse gradients
+    update the dense part, which all ranks have, and the rows that this rank owns
+
+Invariants: all ranks take the same steps, also without samples of their own. The samples of a step depend on seed,
+epoch and step alone, so a training may resume with another number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headway.data.parquet import ParquetFolder
+from headway.data.reader import BatchReader, Position, StepBatch
+from headway.data.sample_batch import collate
+from headway.embedding import Adam, HashTableCollection, clip_grad_norm_
+from headway.evaluation import LabelQuality, TargetScores
+from headway.nn.grm import GRM
+from headway.training.checkpoints import Checkpoints, Manifest, TrainingCheckpointError
+from headway.training.config import ConfigError, TrainingConfig, differences
+from headway.training.gradients import global_counts, loss_of, sum_gradients
+
+
+class LossError(RuntimeError):
+    """A loss is not finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """State and speed of a training since the last line.
+
+    Attributes:
+        step, num_steps: optimizer steps so far, and at the end.
+        epoch: the present one, from 0.
+        losses: mean loss of each head, over all ranks.
+        tokens_per_s: events and contextual tokens of all ranks.
+        input_wait: part of the time that this rank waited for data.
+        seconds: since the training began.
+        mfu_flops: floating-point operations per second of all ranks, forward and backward; None: the model does not
+            count them.
+    """
+
+    step: int
+    num_steps: int
+    epoch: int
+    losses: Mapping[str, float]
+    tokens_per_s: float
+    input_wait: float
+    seconds: float
+    mfu_flops: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The end of a training.
+
+    Attributes:
+        step: optimizer steps so far.
+        losses: mean loss of each head in the last steps.
+        quality: of each label on the evaluation data; empty without them.
+        checkpoint: the last one.
+        stopped: the training was stopped by SIGTERM, and may be resumed.
+        seconds: duration.
+    """
+
+    step: int
+    losses: Mapping[str, float]
+    quality: Mapping[str, LabelQuality]
+    checkpoint: Path | None
+    stopped: bool
+    seconds: float
+
+
+@dataclass
+class _Window:
+    """Sums since the last line of progress."""
+
+    losses: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    flops: float = 0.0
+    waited_s: float = 0.0
+    begin: float = field(default_factory=time.monotonic)
+
+
+class Trainer:
+    """Trains a model.
+
+    Args:
+        config: all settings.
+        model: a ``TrainableModel``, equal on all ranks; None: the GRM of ``config.model``.
+        out: folder for checkpoints and ``results.jsonl``; None: nothing is written.
+        group: ranks of the training; None: the default group if there is one.
+        say: called with each line of progress on rank 0.
+
+    Raises:
+        ConfigError: settings contradict each other or the number of ranks.
+        DataError: the data cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        *,
+        model: nn.Module | None = None,
+        out: Path | None = None,
+        group: dist.ProcessGroup | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.out = config, out
+        self.group = group or (dist.group.WORLD if dist.is_initialized() else None)
+        self.rank = 0 if self.group is None else self.group.rank()
+        self.num_ranks = 1 if self.group is None else self.group.size()
+        self.device = _device(config.run.device)
+        self._say = say
+        self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
+        torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
+        self.model: Any = model or GRM(
+            config.model.grm(),
+            config.data.schema(),
+            optimizer=Adam(lr=config.optimizer.table_lr, betas=config.optimizer.betas),
+            tables=config.model.tables,
+            seed=config.run.seed,
+            process_group=self.group,
+            device=self.device,
+        )
+        self.tables = [each for each in self.model.modules() if isinstance(each, HashTableCollection)]
+        for collection in self.tables:
+            if collection._divisor != 1:
+                raise ConfigError('tables of a model need gradient_reduction="sum": the trainer divides by itself')
+        parameters = [each for each in self.model.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            parameters,
+            lr=config.optimizer.lr,
+            betas=config.optimizer.betas,
+            weight_decay=config.optimizer.weight_decay,
+        )
+        self._parallel: Any = self.model
+        if self.num_ranks > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
+            self._parallel.register_comm_hook(self.group, sum_gradients)
+        self.step = 0
+        self._next = Position()
+        self._got_signal = False  #: This rank got SIGTERM; the others learn of it in the next step.
+        self._stops = False  #: All ranks stop after the present step.
+        self._checkpoints = (
+            None if out is None else Checkpoints(out / "checkpoints", keep=config.checkpoint.keep, group=self.group)
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._reader().steps_per_epoch
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole training."""
+        steps = self.config.run.epochs * self.steps_per_epoch
+        return min(steps, self.config.run.max_steps) if self.config.run.max_steps else steps
+
+    def run(self) -> TrainingResult:
+        """Trains from the present step to the end, evaluates, and saves a checkpoint.
+
+        SIGTERM ends it after the present step, with a checkpoint.
+
+        Raises:
+            LossError: a loss is not finite. Nothing is updated in that step.
+        """
+        begin = time.monotonic()
+        losses: Mapping[str, float] = {}
+        with self._stopping_on_sigterm():
+            for progress in self._train(begin):
+                losses = progress.losses
+                self._report(progress)
+        stopped = self.step < self.num_steps
+        checkpoint = self.save() if self._checkpoints is not None else None
+        quality = {} if stopped or not self.config.data.evaluation else self.evaluate()
+        for name, of_label in quality.items():
+            self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
+        return TrainingResult(
+            step=self.step,
+            losses=losses,
+            quality=quality,
+            checkpoint=checkpoint,
+            stopped=stopped,
+            seconds=time.monotonic() - begin,
+        )
+
+    def evaluate(self) -> dict[str, LabelQuality]:
+        """Scores the evaluation data without inserting rows; returns the quality of each label, over all ranks."""
+        folder = ParquetFolder(Path(self.config.data.evaluation), self.config.data.schema())
+        scores = TargetScores(self.config.data.labels)
+        group = self.config.data.group
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                for step in self._reader(folder, order="time", micro_batches=1):
+                    batch = step.batches[0].to(self.device)
+                    found = self.model.predict(batch)
+                    users = batch.context[group].repeat_interleave(batch.target_lengths) if group else None
+                    scores.add(found, batch.labels, users)
+        finally:
+            self.model.train(was_training)
+        return scores.quality(self.group)
+
+    # Steps
+
+    def _train(self, begin: float) -> Iterator[Progress]:
+        """Trains; yields progress every ``log_every`` steps, and at the end."""
+        self.model.train()
+        self._settle_buckets()
+        window = _Window()
+        steps = iter(self._reader(start=self._next, epochs=self.config.run.epochs))
+        while self.step < self.num_steps and not self._stops:
+            asked = time.monotonic()
+            step = next(steps)
+            window.waited_s += time.monotonic() - asked
+            self._step(step, window)
+            is_last = self.step == self.num_steps or self._stops
+            if is_last or self.step % self.config.run.log_every == 0:
+                yield self._progress(window, step.position, begin)
+                window = _Window()
+            every = self.config.checkpoint.every
+            if every and self.step % every == 0 and not is_last and self._checkpoints is not None:
+                self.save()
+        with contextlib.suppress(AttributeError):
+            steps.close()  # type: ignore[attr-defined]
+
+    def _settle_buckets(self) -> None:
+        """Runs a pass without samples, after which DDP orders the gradients in its buckets once and for all.
+
+        Otherwise it would do so after the first step. That would be another step after a resume than in a training that
+        was not stopped, and sums over ranks would be in another order.
+        """
+        if self.num_ranks == 1:
+            return
+        nothing = collate([], self.config.data.schema()).to(self.device)
+        with self._autocast():
+            of_heads = self._parallel(nothing, seed=self.config.run.seed, step=self.step)
+        loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.zero_grad(set_to_none=True)
+        for collection in self.tables:
+            collection.optimizer.zero_grad()
+
+    def _step(self, step: StepBatch, window: _Window) -> None:
+        heads = list(self.model.count_terms(step.batches[0]))
+        of_rank = [sum(self.model.count_terms(batch)[name] for batch in step.batches) for name in heads]
+        num_context = len(self.config.data.context)
+        tokens = sum(batch.num_events + num_context * batch.num_samples for batch in step.batches)
+        added = global_counts([*of_rank, tokens, int(self._got_signal)], self.group, self.device)
+        counts = dict(zip(heads, added, strict=False))
+        self._stops = added[-1] > 0
+        self._set_rates()
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(len(heads), dtype=torch.float64, device=self.device)
+        for index, host_batch in enumerate(step.batches):
+            batch = host_batch.to(self.device)
+            adds = index == len(step.batches) - 1 or self.num_ranks == 1
+            with contextlib.nullcontext() if adds else self._parallel.no_sync():
+                with self._autocast():
+                    of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step)
+                loss_of(of_heads, counts).backward()  # type: ignore[no-untyped-call]
+            sums += torch.stack([of_heads[name].detach().double() for name in heads])
+            window.flops += 3 * self.model.flops(host_batch) if hasattr(self.model, "flops") else math.nan
+        if self.num_ranks > 1:
+            dist.all_reduce(sums, group=self.group)
+        self._expect_finite(dict(zip(heads, sums.tolist(), strict=True)), step)
+        if self.config.optimizer.clip_norm:
+            clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm, tables=self.tables)
+        self.optimizer.step()
+        for collection in self.tables:
+            collection.optimizer.step()
+        self.step += 1
+        self._next = self._after(step.position)
+        for name, total in zip(heads, sums.tolist(), strict=True):
+            window.losses[name] = window.losses.get(name, 0.0) + total
+            window.counts[name] = window.counts.get(name, 0) + counts[name]
+        window.tokens += added[len(heads)]
+
+    def _set_rates(self) -> None:
+        warmup = self.config.optimizer.warmup_steps
+        factor = min(1.0, (self.step + 1) / warmup) if warmup else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optimizer.lr * factor
+        for collection in self.tables:
+            for group in collection.optimizer.param_groups:
+                group["lr"] = self.config.optimizer.table_lr * factor
+
+    def _expect_finite(self, sums: Mapping[str, float], step: StepBatch) -> None:
+        wrong = [name for name, total in sums.items() if not math.isfinite(total)]
+        if not wrong:
+            return
+        for collection in self.tables:
+            collection.optimizer.zero_grad()
+        samples = [each for batch in step.batches for each in batch.sample_ids.tolist()]
+        place = ""
+        if self.out is not None:
+            path = self.out / f"not_finite_step_{self.step}_rank_{self.rank}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"losses": {k: str(v) for k, v in sums.items()}, "samples": samples}))
+            place = f"; its samples are in {path}"
+        raise LossError(
+            f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong[0]} is {sums[wrong[0]]}{place}"
+        )
+
+    def _after(self, position: Position) -> Position:
+        if position.step + 1 < self.steps_per_epoch:
+            return Position(position.epoch, position.step + 1)
+        return Position(position.epoch + 1, 0)
+
+    def _reader(self, folder: ParquetFolder | None = None, **changes: Any) -> BatchReader:
+        data = self.config.data
+        options: dict[str, Any] = {
+            "global_batch": data.global_batch,
+            "micro_batches": data.micro_batches,
+            "num_streams": data.num_streams,
+            "read_ahead": data.read_ahead,
+            "order": data.order,
+            "seed": self.config.run.seed,
+            "rank": self.rank,
+            "num_ranks": self.num_ranks,
+            "pin_memory": self.device.type == "cuda",
+        }
+        try:
+            return BatchReader(folder or self.folder, **options | changes)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def _autocast(self) -> Any:
+        dtype = self.config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+    # Checkpoints
+
+    def save(self) -> Path:
+        """Saves a checkpoint. All ranks call it.
+
+        Raises:
+            ValueError: the trainer has no folder.
+        """
+        if self._checkpoints is None:
+            raise ValueError("a trainer without a folder saves no checkpoints")
+        tables_names = {f"{name}." for name, module in self.model.named_modules() if module in self.tables}
+        model = {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if not any(name.startswith(prefix) for prefix in tables_names)
+        }
+        dense = {"model": model, "optimizer": self.optimizer.state_dict()}
+        manifest = Manifest(self.step, self._next, self.num_ranks, self.folder.fingerprint, self.config.as_dict())
+        return self._checkpoints.save(manifest, dense, self.tables)
+
+    def resume(self, path: Path | None = None) -> bool:
+        """Continues from a checkpoint that any number of ranks wrote. All ranks call it.
+
+        Args:
+            path: the checkpoint; None: the newest one of ``out``.
+        Returns:
+            False if there is none.
+        Raises:
+            TrainingCheckpointError: it cannot be read, or model, data or seed differ; the message says how.
+        """
+        if path is None:
+            path = None if self._checkpoints is None else self._checkpoints.latest()
+        if path is None:
+            return False
+        manifest = Checkpoints.manifest(path)
+        found = differences(manifest.config, self.config.as_dict(), sections=("data", "model"))
+        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches")
+        found = [each for each in found if not each.startswith(ignored)]
+        if manifest.config["run"]["seed"] != self.config.run.seed:
+            found.append(f"run.seed is {self.config.run.seed}, and was {manifest.config['run']['seed']}")
+        if manifest.fingerprint != self.folder.fingerprint:
+            found.append(f"the files of {self.folder.folder} have changed")
+        if found:
+            raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
+        dense = Checkpoints.load_dense(path)
+        prefixes = tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
+        missing, unexpected = self.model.load_state_dict(dense["model"], strict=False)
+        wrong = [name for name in (*missing, *unexpected) if not name.startswith(prefixes)]
+        if wrong:
+            raise TrainingCheckpointError(f"{path} does not fit the model: {', '.join(wrong)}")
+        self.optimizer.load_state_dict(dense["optimizer"])
+        for index, collection in enumerate(self.tables):
+            collection.load(path / f"tables_{index}")
+        self.step, self._next = manifest.step, manifest.next
+        return True
+
+    @contextlib.contextmanager
+    def _stopping_on_sigterm(self) -> Iterator[None]:
+        def stop(number: int, frame: Any) -> None:
+            self._got_signal = True
+
+        try:
+            before = signal.signal(signal.SIGTERM, stop)
+        except ValueError:  # Not the main thread: the caller handles signals.
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    # Reports
+
+    def _progress(self, window: _Window, position: Position, begin: float) -> Progress:
+        seconds = max(time.monotonic() - window.begin, 1e-9)
+        flops = window.flops * self.num_ranks / seconds  # Other ranks have about as many.
+        return Progress(
+            step=self.step,
+            num_steps=self.num_steps,
+            epoch=position.epoch,
+            losses={name: total / max(window.counts[name], 1) for name, total in window.losses.items()},
+            tokens_per_s=window.tokens / seconds,
+            input_wait=window.waited_s / seconds,
+            seconds=time.monotonic() - begin,
+            mfu_flops=None if math.isnan(flops) else flops,
+        )
+
+    def _report(self, progress: Progress) -> None:
+        if self.rank != 0:
+            return
+        losses = ", ".join(f"{name} {loss:.4f}" for name, loss in progress.losses.items())
+        flops = "" if progress.mfu_flops is None else f", {progress.mfu_flops / 1e9:.1f} GFLOP/s"
+        self._say(
+            f"step {progress.step} of {progress.num_steps}, epoch {progress.epoch}: loss of {losses}; "
+            f"{progress.tokens_per_s:,.0f} tokens/s{flops}, input wait {100 * progress.input_wait:.1f}%"
+        )
+        self._write({"kind": "progress"} | vars(progress))
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self.rank == 0 and self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(row)) + "\n")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cpu" or (not name and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("run.device is cuda, and torch finds no GPU")
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

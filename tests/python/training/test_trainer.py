@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training does not depend on how samples are divided, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from headway.comm.rank_processes import RankFailedError
+from headway.training import ConfigError, Trainer
+from headway.training.checkpoints import TrainingCheckpointError
+from headway.training.trainer import LossError
+from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
+
+
+def test_exact_sums_have_the_same_bits_for_any_ranks_and_micro_batches(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+
+    def run(micro_batches: int) -> Run:
+        return Run(config=make_config(folder, data={"micro_batches": micro_batches}), model=ExactModel)
+
+    alone, *others = train(1, run(1), run(4))
+    assert alone["step"] == 8 and alone["rows"]
+    others += train(2, run(1), run(3)) + train(3, run(2)) + train(4, run(1), run(3))
+    assert all(same_bits(other, alone) for other in others)
+
+
+def test_a_model_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """With clipping and dropout, and a last step of fewer samples than ranks."""
+    folder = make_folder(tmp_path / "log", 65)
+    optimizer = {"clip_norm": 0.5, "lr": 0.01, "warmup_steps": 3}
+
+    def run(micro_batches: int) -> Run:
+        data = {"micro_batches": micro_batches}
+        return Run(config=make_config(folder, data=data, model={"dropout": 0.3}, optimizer=optimizer))
+
+    alone, *others = train(1, run(1), run(3))
+    others += train(4, run(1), run(2))
+    for other in others:
+        assert most_difference(other, alone) < 2e-4
+        assert other["result"].losses == pytest.approx(alone["result"].losses, rel=1e-4)
+
+
+def test_a_resumed_training_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", 70)
+    runs = [Run(config=make_config(folder))]
+    for last in (1, 4, 5, 7):  # An epoch has five steps.
+        out = tmp_path / f"out-{last}"
+        runs.append(Run(config=make_config(folder, run={"max_steps": last}), out=out))
+        runs.append(Run(config=make_config(folder), out=out, resume=True))
+    whole, *others = train(3, *runs)
+    assert [same_bits(other, whole) for other in others] == [False, True] * 4
+
+
+def test_another_number_of_ranks_resumes_with_the_same_samples(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    first = Run(config=make_config(folder, run={"max_steps": 3}), model=ExactModel)
+    second = Run(config=make_config(folder), resume=True, model=ExactModel)
+    (whole,) = train(1, Run(config=make_config(folder), model=ExactModel))
+    for before, after in ((1, 3), (4, 1), (2, 4)):
+        out = tmp_path / f"{before}-{after}"
+        train(before, replace(first, out=out))
+        (resumed,) = train(after, replace(second, out=out))
+        assert same_bits(resumed, whole)
+
+
+def signal_in_step(trainer: Trainer, *, step: int, number: signal.Signals) -> None:
+    """Makes rank 1 send itself a signal when it begins a step."""
+    plain = trainer._step
+
+    def with_signal(*arguments: Any) -> None:
+        if trainer.step == step and trainer.rank == 1:
+            os.kill(os.getpid(), number)
+        plain(*arguments)
+
+    trainer._step = with_signal  # type: ignore[method-assign]
+
+
+def test_sigterm_to_one_rank_saves_and_stops_all(tmp_path: Path) -> None:
+    config, out = make_config(make_folder(tmp_path / "log")), tmp_path / "out"
+    stopping = partial(signal_in_step, step=3, number=signal.SIGTERM)
+    stopped, resumed, whole = train(
+        2,
+        Run(config=config, out=out, before=stopping),
+        Run(config=config, out=out, resume=True),
+        Run(config=config),
+    )
+    assert stopped["result"].stopped and stopped["step"] in (4, 5)
+    assert not resumed["result"].stopped and same_bits(resumed, whole)
+
+
+def test_a_rank_that_is_killed_is_named_and_its_training_resumes(tmp_path: Path) -> None:
+    config, out = make_config(make_folder(tmp_path / "log"), checkpoint={"every": 2}), tmp_path / "out"
+    dying = partial(signal_in_step, step=3, number=signal.SIGKILL)
+    with pytest.raises(RankFailedError, match="rank 1 was killed by SIGKILL"):
+        train(3, Run(config=config, out=out, before=dying))
+    resumed, whole = train(3, Run(config=config, out=out, resume=True), Run(config=config))
+    assert same_bits(resumed, whole)
+
+
+def test_old_checkpoints_are_removed_and_half_of_one_is_ignored(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
+    Trainer(make_config(folder, checkpoint={"every": 2, "keep": 2}), out=out, say=lambda line: None).run()
+    saved = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert saved == ["step_00000006", "step_00000008"]
+    (out / "checkpoints/step_00000008/manifest.json").unlink()
+    trainer = Trainer(make_config(folder), out=out, say=lambda line: None)
+    assert trainer.resume() and trainer.step == 6
+
+
+def test_what_differs_is_told_at_resume(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
+    Trainer(make_config(folder, run={"max_steps": 1}), out=out, say=lambda line: None).run()
+
+    def refusal(config: Any) -> str:
+        with pytest.raises(TrainingCheckpointError) as error:
+            Trainer(config, out=out).resume()
+        return str(error.value)
+
+    assert "model.num_layers is 3, and was None" in refusal(make_config(folder, model={"num_layers": 3}))
+    assert "run.seed is 4, and was 0" in refusal(make_config(folder, run={"seed": 4}))
+    assert "data.global_batch is 8, and was 16" in refusal(make_config(folder, data={"global_batch": 8}))
+    assert "the files of" in refusal(make_config(make_folder(tmp_path / "other", 40)))
+    dense = out / "checkpoints/step_00000001/dense.pt"
+    dense.write_bytes(dense.read_bytes()[:100])
+    assert "dense.pt cannot be read" in refusal(make_config(folder))
+    assert not Trainer(make_config(folder), out=tmp_path / "none").resume()
+
+
+class Diverging(ExactModel):
+    def forward(self, batch: Any, *, seed: int, step: int) -> dict[str, torch.Tensor]:
+        losses = super().forward(batch, seed=seed, step=step)
+        return losses if step < 2 else losses | {"buy": losses["buy"] * torch.inf}
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks_before_the_update(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
+    message = r"rank \d failed: LossError: step 2, epoch 0: the loss of buy is -?(inf|nan)"
+    with pytest.raises(RankFailedError, match=message):
+        train(2, Run(config=make_config(folder), model=Diverging, out=out))
+    trainer = Trainer(make_config(folder), model=Diverging(), out=out, say=lambda line: None)
+    with pytest.raises(LossError, match=r"its samples are in .*not_finite_step_2_rank_0.json"):
+        trainer.run()
+    assert trainer.step == 2
+    assert len(json.loads((out / "not_finite_step_2_rank_0.json").read_text())["samples"]) == 16
+
+
+def test_lines_tell_losses_and_speed(tmp_path: Path) -> None:
+    folder, lines = make_folder(tmp_path / "log"), []
+    config = make_config(folder, run={"log_every": 3}, data={"evaluation": str(folder)})
+    result = Trainer(config, out=tmp_path / "out", say=lines.append).run()
+    assert len(lines) == 3 and re.match(r"step 3 of 8, epoch 0: loss of click \d", lines[0])
+    assert "tokens/s" in lines[0] and "GFLOP/s" in lines[0]
+    rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["progress"] * 3 + ["quality"] * 2
+    assert result.quality["click"].num_targets > 64 and rows[-1]["label"] == "buy"
+
+
+def test_evaluation_has_the_same_value_on_any_number_of_ranks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    config = make_config(folder, data={"evaluation": str(folder)})
+    alone, other = (train(num_ranks, Run(config=config))[0]["result"].quality for num_ranks in (1, 3))
+    assert alone["click"].num_targets == other["click"].num_targets == 128
+    assert other["click"].auc == pytest.approx(alone["click"].auc, abs=2e-3)
+
+
+def test_what_cannot_be_trained_is_told(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", 3)
+    with pytest.raises(RankFailedError, match="4 ranks share 3 samples"):
+        train(4, Run(config=make_config(folder)))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"run\.device is cuda, and torch finds no GPU"):
+            Trainer(make_config(folder, run={"device": "cuda"}))
