@@ -175,8 +175,12 @@ def test_numbers_are_written_as_people_read_them() -> None:
 
 
 def test_a_rank_that_fails_is_named_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "def main(fields):\n    if fields['rank'] == 1:\n        raise ValueError('no memory')\n"
+    # The other rank stays: Gloo fails on a rank that still connects when its peer ends.
+    program = (
+        "import time\n\ndef main(fields):\n    if fields['rank'] == 1:\n        raise ValueError('no memory')\n"
+        "    time.sleep(600)\n"
+    )
     (tmp_path / "failing_rank.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BenchmarkError, match=r"^rank 1 failed: ValueError: no memory \(at failing_rank.py:3\)$"):
+    with pytest.raises(BenchmarkError, match=r"^rank 1 failed: ValueError: no memory \(at failing_rank.py:5\)$"):
         run_torch_ranks("failing_rank", {"timeout_s": 30}, num_ranks=2, time_limit_s=60)
