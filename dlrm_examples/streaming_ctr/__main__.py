@@ -15,7 +15,6 @@ from headway.comm.rank_processes import COLLECTIVE_TIMEOUT, RankFailedError
 from headway.embedding import CheckpointError
 
 from dlrm_examples.streaming_ctr.command_line import make_parser, systems_of
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
 from dlrm_examples.streaming_ctr.evaluation import evaluate
 from dlrm_examples.streaming_ctr.experiment import Experiment, System
@@ -26,6 +25,7 @@ from dlrm_examples.streaming_ctr.smoothed_rates import smoothed_rates
 from dlrm_examples.streaming_ctr.tables import TableSettings
 from dlrm_examples.streaming_ctr.trainer import TrainerSettings
 from dlrm_examples.streaming_ctr.training_run import train_system
+from dlrm_examples.support.data.log import Log
 from dlrm_examples.support.data.log_format import DataError
 from dlrm_examples.support.provenance import write_json_lines
 

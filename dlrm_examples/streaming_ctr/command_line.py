@@ -9,10 +9,10 @@ from pathlib import Path
 from headway.cli.one_line_parser import OneLineParser
 
 from dlrm_examples.streaming_ctr.comparison import compared_systems
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.experiment import Restart, System
 from dlrm_examples.streaming_ctr.tables import TableLimits
 from dlrm_examples.support.command_line import at_least, program_name
+from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
 _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count")

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
 
-from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
 from dlrm_examples.streaming_ctr.group import all_gather
 from dlrm_examples.streaming_ctr.tables import TableLimits, TableSettings, TableUse
+from dlrm_examples.support.data.log import Feature, Jagged
 
 
 class DynamicTables:

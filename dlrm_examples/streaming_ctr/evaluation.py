@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from headway.evaluation.auc import auc, gauc
 
-from dlrm_examples.streaming_ctr.data.log import Log
+from dlrm_examples.support.data.log import Log
 
 
 class Quality(NamedTuple):

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
 from dlrm_examples.streaming_ctr.tables import Tables
+from dlrm_examples.support.data.log import Feature, Jagged
 
 
 class SharedBottom(torch.nn.Module):

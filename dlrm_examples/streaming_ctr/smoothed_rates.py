@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Log
+from dlrm_examples.support.data.log import Log
 
 
 def smoothed_rates(log: Log, *, num_train: int, prior_examples: float = 10.0) -> torch.Tensor:

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
 from dlrm_examples.streaming_ctr.initial_embeddings import uniform_embeddings
 from dlrm_examples.streaming_ctr.tables import TableSettings, TableUse
+from dlrm_examples.support.data.log import Feature, Jagged
 
 InitialEmbeddings = Callable[[str, torch.Tensor], torch.Tensor]
 """Name of a table, (M,) int64 ids -> (M, D) float32."""

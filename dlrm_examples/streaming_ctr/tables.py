@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Jagged
+from dlrm_examples.support.data.log import Jagged
 
 
 class Tables(Protocol):

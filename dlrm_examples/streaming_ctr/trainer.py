@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.group import all_gather, all_reduce_gradients, slice_of
 from dlrm_examples.streaming_ctr.model import SharedBottom
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings
+from dlrm_examples.support.data.log import Log
 
 
 @dataclass(frozen=True, kw_only=True)

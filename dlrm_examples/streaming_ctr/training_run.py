@@ -14,7 +14,6 @@ import torch.distributed as dist
 from headway.comm.rank_processes import run_ranks
 
 from dlrm_examples.streaming_ctr import checkpoint
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
 from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.streaming_ctr.evaluation import Quality, evaluate
@@ -23,6 +22,7 @@ from dlrm_examples.streaming_ctr.group import all_ranks
 from dlrm_examples.streaming_ctr.static_tables import StaticTables
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings, TableUse
 from dlrm_examples.streaming_ctr.trainer import Trainer
+from dlrm_examples.support.data.log import Log
 
 NUM_ROW_COUNTS = 10
 """How often the rows are counted on the way."""

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from dlrm_examples.streaming_ctr.data.columns import log_bucket, single
-from dlrm_examples.streaming_ctr.data.log import Feature, Log
+from dlrm_examples.support.data.columns import log_bucket, single
 from dlrm_examples.support.data.criteo import CRITEO, parse_lines
+from dlrm_examples.support.data.log import Feature, Log
 from dlrm_examples.support.data.log_files import read_blocks
 from dlrm_examples.support.data.log_format import LABEL, DataError
 from dlrm_examples.support.data.usable_lines import UsableLines

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm_examples.streaming_ctr.data.columns import Events, recent_items, single
-from dlrm_examples.streaming_ctr.data.log import Feature, Log
+from dlrm_examples.support.data.columns import Events, recent_items, single
 from dlrm_examples.support.data.csv_files import integer_column, read_csv
+from dlrm_examples.support.data.log import Feature, Log
 from dlrm_examples.support.data.log_format import DataError
 
 FEATURES = (

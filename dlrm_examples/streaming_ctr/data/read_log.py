@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlrm_examples.streaming_ctr.data.criteo import read_criteo
-from dlrm_examples.streaming_ctr.data.kuairand import LOG_STEM, read_kuairand
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.movielens import read_movielens
+from dlrm_examples.support.data.kuairand import LOG_STEM, read_kuairand
+from dlrm_examples.support.data.log import Log
 
 
 def read_log(path: Path, *, max_history: int) -> Log:

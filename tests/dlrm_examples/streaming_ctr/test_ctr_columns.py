@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlrm_examples.streaming_ctr.data.columns import (
+from dlrm_examples.support.data.columns import (
     Events,
     first_of_each,
     hashed,
@@ -16,7 +16,7 @@ from dlrm_examples.streaming_ctr.data.columns import (
     recent_items,
     side_by_side,
 )
-from dlrm_examples.streaming_ctr.data.log import Jagged
+from dlrm_examples.support.data.log import Jagged
 
 
 def as_lists(column: Jagged) -> list[list[int]]:

@@ -14,8 +14,8 @@ import pytest
 
 from dlrm_examples.streaming_ctr.__main__ import main
 from dlrm_examples.streaming_ctr.command_line import make_parser, systems_of
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
+from dlrm_examples.support.data.log import Log
 
 SMALL = ["--dim", "4", "--batch-size", "100", "--history", "5", "--train-examples", "2000"]
 

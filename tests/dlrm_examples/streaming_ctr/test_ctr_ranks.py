@@ -16,13 +16,13 @@ from headway.embedding import CheckpointError
 from rank_processes import run_ranks
 
 from dlrm_examples.streaming_ctr import checkpoint
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
 from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.streaming_ctr.evaluation import evaluate
 from dlrm_examples.streaming_ctr.group import slice_of
 from dlrm_examples.streaming_ctr.tables import TableLimits, TableSettings, TableUse
 from dlrm_examples.streaming_ctr.trainer import Trainer, TrainerSettings
+from dlrm_examples.support.data.log import Log
 from dlrm_examples.support.data.log_format import DataError
 
 NUM_TRAIN, HALF, NUM_TEST = 1000, 500, 120

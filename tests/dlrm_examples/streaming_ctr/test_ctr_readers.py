@@ -13,8 +13,8 @@ import pytest
 import torch
 from kuairand_files import DAY_MS, FIRST_MS, LOG_COLUMNS, VIDEO_COLUMNS, write_csv, write_features
 
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
+from dlrm_examples.support.data.log import Log
 from dlrm_examples.support.data.log_format import DataError
 
 HOUR_MS = 3_600_000

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Feature, Jagged
 from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.streaming_ctr.initial_embeddings import uniform_embeddings
 from dlrm_examples.streaming_ctr.static_tables import StaticTables
 from dlrm_examples.streaming_ctr.tables import TableLimits, Tables, TableSettings, TableUse
+from dlrm_examples.support.data.log import Feature, Jagged
 
 FEATURES = (
     Feature(name="video", table="video"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Log
 from dlrm_examples.streaming_ctr.data.read_log import read_log
 from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.streaming_ctr.evaluation import evaluate
@@ -20,6 +19,7 @@ from dlrm_examples.streaming_ctr.smoothed_rates import smoothed_rates
 from dlrm_examples.streaming_ctr.tables import TableSettings
 from dlrm_examples.streaming_ctr.trainer import Trainer, TrainerSettings
 from dlrm_examples.streaming_ctr.training_run import make_tables
+from dlrm_examples.support.data.log import Log
 
 KINDS: tuple[Kind, ...] = ("static", "dynamic")
 SETTINGS = TrainerSettings(tables=TableSettings(dim=4, seed=1), batch_size=50, hidden=(8,))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from dlrm_examples.streaming_ctr.data.columns import (
+from dlrm_examples.support.data.columns import (
     Events,
     Ids,
     first_of_each,
@@ -30,9 +30,9 @@ from dlrm_examples.streaming_ctr.data.columns import (
     side_by_side,
     single,
 )
-from dlrm_examples.streaming_ctr.data.log import Feature, Jagged, Log
 from dlrm_examples.support.data.csv_files import find_csv_files, integer_column, read_csv
 from dlrm_examples.support.data.id_columns import id_lists, id_values
+from dlrm_examples.support.data.log import Feature, Jagged, Log
 from dlrm_examples.support.data.log_format import DataError
 
 LOG_STEM = "log_standard"
@@ -82,7 +82,7 @@ def read_kuairand(directory: Path, *, max_history: int) -> Log:
     labels = np.stack([integer_column(rows, name) for name in LABELS], axis=1)
     if not np.isin(labels, (0, 1)).all():
         raise DataError(f"{directory}: a value of {' or '.join(LABELS)} is neither 0 nor 1")
-    earlier = _read_histories(directory)
+    earlier = earlier_videos(directory)
     shown = Events(*map(np.concatenate, zip(earlier, (user_ids, time_ms, video_ids), strict=True)))
     local_ms = time_ms + _BEIJING_MS
     day = local_ms // (24 * _HOUR_MS)
@@ -104,6 +104,7 @@ def read_kuairand(directory: Path, *, max_history: int) -> Log:
         user_ids=torch.tensor(user_ids),
         rate_features=("user_id", "video_id", "tab"),
         num_train=int((day < day[-1]).sum()),
+        times_ms=torch.tensor(time_ms),
         remark=f"{num_repeated} repeated rows left out, {len(earlier.items)} videos shown before the log",
     )
 
@@ -117,7 +118,7 @@ def _read_rows(directory: Path) -> tuple[pa.Table, int]:
     return events, len(rows) - len(events)
 
 
-def _read_histories(directory: Path) -> Events:
+def earlier_videos(directory: Path) -> Events:
     """Reads the videos shown before the log. All of a user get the time of the last one, so none is dated too early.
 
     Raises:

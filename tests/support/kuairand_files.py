@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dlrm_examples.streaming_ctr.data.kuairand import USER_CATEGORIES
+from dlrm_examples.support.data.kuairand import USER_CATEGORIES
 
 DAY_MS = 86_400_000
 FIRST_MS = 1_650_816_000_000  # 25 April 2022, 00:00 in Beijing, in milliseconds.

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dlrm_examples.streaming_ctr.data.log import Jagged
+from dlrm_examples.support.data.log import Jagged
 
 Ids = npt.NDArray[np.int64]
 

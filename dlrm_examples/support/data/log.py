@@ -52,6 +52,7 @@ class Log:
         user_ids: (E,) int64; None if the log has no users.
         rate_features: features with one id per example; ``smoothed_rates()`` predicts from them.
         num_train: default number of training examples; all other examples come later in time.
+        times_ms: (E,) int64, time of each example in milliseconds; None if the reader does not tell.
         remark: note for the user on what the reader left out or added.
     """
 
@@ -62,6 +63,7 @@ class Log:
     user_ids: torch.Tensor | None
     rate_features: tuple[str, ...]
     num_train: int
+    times_ms: torch.Tensor | None = None
     remark: str = ""
 
     def __post_init__(self) -> None:
