@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``headway`` with its subcommands doctor, demo, bench, flight-records and version."""
+"""The command ``headway`` with its subcommands doctor, demo, train, bench, flight-records and version."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ distance apart, so that one late rank does not stop all others at every exchange
 start here:
   headway doctor         what this machine offers and what Headway will use of it
   headway demo           DLRM inference on 4 processes, with and without lag; table and report
+  headway train          trains a small generative recommender on 4 processes
   headway bench --list   the benchmarks
 """
 
@@ -113,6 +114,10 @@ def _run_demo(arguments: list[str]) -> int:
     return _run_program("dlrm_examples.dlrm_inference.demo", arguments, "headway demo")
 
 
+def _run_train(arguments: list[str]) -> int:
+    return _run_program("dlrm_examples.grm.train", arguments, "headway train")
+
+
 def _run_doctor(arguments: list[str]) -> int:
     from headway.cli.doctor import main as doctor
 
@@ -146,6 +151,7 @@ def version() -> str:
 _COMMANDS = {
     "doctor": (_run_doctor, "what this host offers, what Headway uses of it, what to fix"),
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
+    "train": (_run_train, "train a generative recommender; without a file a small one on generated logs"),
     "bench": (_run_bench, "one benchmark; `headway bench --list` names them"),
     "version": (_run_version, "print the version"),
     "flight-records": (_run_flight_records, "make of ranks' flight records what PyTorch's analyzer reads"),

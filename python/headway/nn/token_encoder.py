@@ -40,11 +40,13 @@ class EncodedTokens(NamedTuple):
         x: (T, E).
         sequences: offsets, masks and times.
         targets: (N,) int64, token of each target.
+        target_embeddings: (N, D) embeddings of all features of each target, side by side.
     """
 
     x: Tensor
     sequences: Sequences
     targets: Tensor
+    target_embeddings: Tensor
 
 
 class TokenEncoder(nn.Module):
@@ -102,7 +104,8 @@ class TokenEncoder(nn.Module):
         embeddings = {name: rows.to(dtype) for name, rows in self.tables(self._features(batch)).items()}
         lengths = batch.history_lengths + batch.target_lengths
         event_offsets = _offsets(lengths)
-        events = self.events(torch.cat([embeddings[name] for name in self.schema.events], dim=1))
+        of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
+        events = self.events(of_events)
         if self.actions is not None:
             of_actions = self.actions(torch.cat([embeddings[name] for name in self.schema.actions], dim=1))
             events = events.index_add(0, self._history_places(batch, event_offsets), of_actions.to(events.dtype))
@@ -114,7 +117,10 @@ class TokenEncoder(nn.Module):
             context_offsets = torch.arange(batch.num_samples + 1, device=x.device) * num_context
             x, offsets = ops.jagged_concat([context.to(events.dtype), events], [context_offsets, event_offsets])
         return EncodedTokens(
-            x, self._sequences(batch, offsets, seed, step), _last_places(offsets, batch.target_lengths)
+            x,
+            self._sequences(batch, offsets, seed, step),
+            _last_places(offsets, batch.target_lengths),
+            of_events[_last_places(event_offsets, batch.target_lengths)],
         )
 
     def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:

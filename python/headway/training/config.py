@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from headway.data.order import Order
 from headway.data.reader import NUM_STREAMS
 from headway.data.schema import SampleSchema
+from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
 from headway.nn.grm import GRMConfig
 
 
@@ -94,6 +95,7 @@ class ModelConfig:
     position_bias: bool | None = None
     num_time_buckets: int | None = None
     dropout: float | None = None
+    wide: bool | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,11 +118,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam for the dense part and for the tables.
+    """Adam for the dense part, and an optimizer for the tables.
 
     Attributes:
         lr, table_lr: learning rates.
-        betas: of both.
+        table_optimizer: ``adam``, ``row_wise_adam``, ``adagrad``, ``row_wise_adagrad`` or ``sgd``.
+        betas: of Adam, for both.
         weight_decay: of the dense part, decoupled.
         clip_norm: largest norm of all gradients together; 0: no limit.
         warmup_steps: steps over which both rates grow from 0.
@@ -128,10 +131,25 @@ class OptimizerConfig:
 
     lr: float = 1e-3
     table_lr: float = 1e-3
+    table_optimizer: Literal["adam", "row_wise_adam", "adagrad", "row_wise_adagrad", "sgd"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     warmup_steps: int = 0
+
+    def of_tables(self) -> Optimizer:
+        """Returns the optimizer of the tables."""
+        match self.table_optimizer:
+            case "adam":
+                return Adam(lr=self.table_lr, betas=self.betas)
+            case "row_wise_adam":
+                return RowWiseAdam(lr=self.table_lr, betas=self.betas)
+            case "adagrad":
+                return Adagrad(lr=self.table_lr)
+            case "row_wise_adagrad":
+                return RowWiseAdagrad(lr=self.table_lr)
+            case "sgd":
+                return Sgd(lr=self.table_lr)
 
 
 @dataclass(frozen=True, kw_only=True)

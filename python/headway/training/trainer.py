@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
-from headway.embedding import Adam, HashTableCollection, clip_grad_norm_
+from headway.embedding import HashTableCollection, clip_grad_norm_
 from headway.evaluation import LabelQuality, TargetScores
 from headway.nn.grm import GRM
 from headway.training.checkpoints import Checkpoints, Manifest, TrainingCheckpointError
@@ -142,7 +142,7 @@ class Trainer:
         self.model: Any = model or GRM(
             config.model.grm(),
             config.data.schema(),
-            optimizer=Adam(lr=config.optimizer.table_lr, betas=config.optimizer.betas),
+            optimizer=config.optimizer.of_tables(),
             tables=config.model.tables,
             seed=config.run.seed,
             process_group=self.group,

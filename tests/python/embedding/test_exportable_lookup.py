@@ -132,9 +132,7 @@ def run(program: Path, folder: Path, tables: HashTableCollection, *arguments: Pa
     records = tables.state_dict()["items.records"].read()
     half = 1 << 13
     pieces = [records.read(each).encode() for each in ((0, half), (half, 2 * half))]
-    number = torch.tensor(
-        table_id_of("items")
-    )
+    number = torch.tensor(table_id_of("items"))
     values = {"table": number, "dim": DIM, "seed": 0, "records": pieces, "ids": ids, "lengths": lengths}
     torch.save(values, folder / "input.pt")
     command = [program, OPERATOR_LIBRARY, folder / "input.pt", folder / "output.pt", *arguments]

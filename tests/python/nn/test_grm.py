@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))
 from headway.data import BatchReader, ParquetFolder, SampleBatch
 from headway.embedding import LOCAL, Adam
 from headway.nn import GRM, GRMConfig, MMoE, keep_mask, token_keys
 from parquet_samples import SCHEMA, make_rows, write_folder
+from torch.nn import functional
 
 CONFIG = GRMConfig(
     dim=16, num_layers=2, num_heads=2, head_dim=8, max_length=16, embedding_dim=4, given={"buy": "click"}
@@ -153,6 +150,17 @@ def test_dropout_depends_on_its_key_alone() -> None:
             assert float((mask.mean(0) - (1 - dropout)).abs().max()) < 0.06
         both = float((kept[0] * kept[1]).mean())
         assert abs(both - (1 - dropout) ** 2) < 0.005, "layers are independent"
+
+
+def test_a_wide_model_adds_a_linear_function_of_the_target(batches: list[SampleBatch]) -> None:
+    batch, wide = batches[0], make_model(replace(CONFIG, wide=True)).eval()
+    assert wide.wide is not None
+    embeddings = wide.encoder(batch).target_embeddings
+    assert embeddings.shape == (batch.num_targets, 2 * CONFIG.embedding_dim)
+    of_both = wide.logits(batch)
+    expected = of_both - embeddings @ wide.wide.weight.T
+    wide.wide = None
+    torch.testing.assert_close(wide.logits(batch), expected)
 
 
 def test_experts_beyond_the_top_have_no_weight() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[1] / "data"))
 from headway.comm.rank_processes import run_ranks
 from headway.data import SampleBatch
 from headway.embedding import Constant, FeatureConfig, HashTableCollection, Sgd, TableConfig
 from headway.training import Trainer, TrainingConfig
 from parquet_samples import SCHEMA, make_rows, write_folder
+from torch import Tensor, nn
 
 SMALL = {"dim": 16, "num_heads": 2, "head_dim": 8, "embedding_dim": 4, "max_length": 16, "given": {"buy": "click"}}
 

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``headway train``: trains by a TOML file, on one rank or many.
+
+Under torchrun, mpirun or srun this process is one rank. Otherwise it starts the ranks on this host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from headway.cli.one_line_parser import OneLineParser
+from headway.comm.initialization import init
+from headway.comm.launchers import adopt_launcher_environment
+from headway.comm.rank_processes import RankFailedError, run_ranks
+from headway.data import DataError
+from headway.evaluation import LabelQuality
+from headway.training.checkpoints import TrainingCheckpointError
+from headway.training.config import ConfigError, TrainingConfig
+from headway.training.trainer import LossError, Trainer, TrainingResult
+
+_DESCRIPTION = "trains a generative recommender; without CONFIG a small one on generated logs"
+#: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
+_NO_LIMIT_S = 1e9
+
+_ERRORS = (ConfigError, DataError, TrainingCheckpointError, LossError, RankFailedError)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of each rank.
+
+    Attributes:
+        config: all settings.
+        out: folder of checkpoints and results.
+        resume: ``auto``: from the newest checkpoint of ``out`` if there is one; ``never``; or the path of a checkpoint.
+    """
+
+    config: TrainingConfig
+    out: Path
+    resume: str
+
+
+def main(argv: Sequence[str], *, default_config: Callable[[Path], Path] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0, 1 after an error of the training, 2 for wrong settings.
+
+    Args:
+        argv: the arguments.
+        default_config: makes a config, with its data, in a folder; for calls without CONFIG.
+    """
+    parser = OneLineParser(prog="headway train", description=_DESCRIPTION)
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; --print-config shows all of them")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a setting of the file")
+    parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per GPU, or 4 on CPUs)")
+    parser.add_argument("--out", type=Path, default=Path("out/train"), help="results (default: %(default)s)")
+    parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="checkpoint (default: %(default)s)")
+    parser.add_argument("--backend", default="headway", help="of the process group (default: %(default)s)")
+    parser.add_argument("--print-config", action="store_true", help="print all settings and leave")
+    options = parser.parse_args(argv)
+    try:
+        config = _config_of(options, default_config)
+        if options.print_config:
+            print(config.toml(), end="")
+            return 0
+        job = Job(config, options.out, options.resume)
+        adopt_launcher_environment()
+        result = _run_as_rank(job, options.backend) if "RANK" in os.environ else _run_here(job, options)
+    except _ERRORS as error:
+        print(f"headway train: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    if result is not None:
+        print(format_result(result))
+    return 0
+
+
+def _config_of(options: argparse.Namespace, default_config: Callable[[Path], Path] | None) -> TrainingConfig:
+    if options.ranks < 0:
+        raise ConfigError(f"--ranks must be from 1, not {options.ranks}")
+    path = options.config
+    if path is None:
+        if default_config is None:
+            raise ConfigError("which CONFIG.toml?")
+        path = default_config(options.out)
+    return TrainingConfig.load(path, options.set)
+
+
+def _run_as_rank(job: Job, backend: str) -> TrainingResult | None:
+    init(backend)
+    try:
+        result = train(dist.get_rank(), print, job=job)
+        return result if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()
+
+
+def _run_here(job: Job, options: argparse.Namespace) -> TrainingResult:
+    uses_cuda = job.config.run.device != "cpu" and torch.cuda.device_count() > 0
+    num_ranks = options.ranks or (torch.cuda.device_count() if uses_cuda else 4)
+    return run_ranks(
+        partial(train, job=job),
+        num_ranks=num_ranks,
+        timeout_s=_NO_LIMIT_S,
+        backend=options.backend,
+        on_message=print,
+    )
+
+
+def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
+    """Trains on one rank.
+
+    Args:
+        rank: this rank.
+        say: called with lines of progress on rank 0.
+        job: what to do.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    trainer = Trainer(job.config, out=job.out, say=say)
+    if job.resume != "never":
+        path = None if job.resume == "auto" else Path(job.resume)
+        if trainer.resume(path) and rank == 0:
+            say(f"resumed at step {trainer.step} of {trainer.num_steps}")
+    if rank == 0:
+        say(
+            f"{trainer.num_ranks} ranks on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
+            f"{trainer.num_steps:,} steps of {job.config.data.global_batch}"
+        )
+    return trainer.run()
+
+
+def format_result(result: TrainingResult) -> str:
+    """Formats the end of a training: duration, quality by label, and where the checkpoint is."""
+    lines = [f"{'stopped' if result.stopped else 'trained'} at step {result.step} after {result.seconds:.1f} s"]
+    if result.quality:
+        lines.append(format_quality(result.quality))
+    if result.checkpoint is not None:
+        lines.append(f"checkpoint: {result.checkpoint}")
+    return "\n".join(lines)
+
+
+def format_quality(quality: Mapping[str, LabelQuality]) -> str:
+    """Formats metrics by label as a table. GAUC is weighted by impressions."""
+    rows: list[tuple[str, ...]] = [
+        ("label", "AUC", "GAUC", "by clicks", "unweighted", "entropy", "targets", "positive")
+    ]
+    for name, of_label in quality.items():
+        metrics = (
+            of_label.auc,
+            of_label.gauc,
+            of_label.gauc_by_clicks,
+            of_label.gauc_unweighted,
+            of_label.normalized_entropy,
+        )
+        values = ["-" if value is None else f"{value:.4f}" for value in metrics]
+        rows.append((name, *values, f"{of_label.num_targets:,}", f"{of_label.num_positive:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    reasons = [f"{name}: {of_label.reason}" for name, of_label in quality.items() if of_label.reason]
+    return "\n".join(lines + reasons)

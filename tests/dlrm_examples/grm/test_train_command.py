@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``headway train``: from generated logs to a checkpoint, in one command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from headway.evaluation import auc
+
+from dlrm_examples.grm.generate import write_log
+from dlrm_examples.grm.train import main
+
+
+def test_without_a_file_it_trains_on_generated_logs_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--out", str(tmp_path), "--ranks", "2", "--set", "run.log_every=2"]
+    assert main([*options, "--set", "run.max_steps=4", "--set", "data.evaluation="]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks on cpu: 8,000 samples, 4 steps of 32"
+    assert lines[1].startswith("step 2 of 4, epoch 0: loss of click 0.") and "trained at step 4" in lines[3]
+    assert main([*options, "--set", "run.max_steps=6"]) == 0
+    resumed = capsys.readouterr().out
+    assert "resumed at step 4 of 6" in resumed and "step_00000006" in resumed
+    assert [line.split()[0] for line in resumed.splitlines()[-4:-1]] == ["label", "click", "buy"]
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row.get("step") for row in rows] == [2, 4, 6, 6, 6]
+
+
+def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[data]\ntrain = 'none'\nevents = ['item']\nlabels = ['click']\n")
+    assert main([str(config), "--set", "run.epoch=2"]) == 2
+    assert capsys.readouterr().err == (f"headway train: {config}: unknown key run.epoch: did you mean run.epochs?\n")
+    assert main([str(config), "--out", str(tmp_path / "out"), "--ranks", "1", "--set", "run.device=cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headway train: rank 0 failed: DataError:") and "has no .parquet files" in error
+    assert len(error.splitlines()) == 1
+    assert main([str(config), "--ranks", "-1"]) == 2
+
+
+def test_all_settings_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path), "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "[optimizer]" in printed and "table_lr = 0.03" in printed and "# preset" not in printed
+
+
+def test_a_rank_of_torchrun_trains_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    program = "from dlrm_examples.grm.train import main; import sys; sys.exit(main(sys.argv[1:]))"
+    arguments = ["--out", str(tmp_path), "--set", "run.max_steps=2", "--set", "data.evaluation=", "--resume", "never"]
+    write_log(tmp_path / "generated/train", num_samples=100, seed=0)
+    config = tmp_path / "generated/generated.toml"
+    config.write_text(Path(__file__).parents[3].joinpath("dlrm_examples/grm/generated.toml").read_text())
+    finished = subprocess.run(
+        [*command, sys.executable, "-c", program, *arguments],
+        capture_output=True, text=True, timeout=200, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("trained at step 2") == 1
+
+
+def test_generated_labels_depend_on_the_history(tmp_path: Path) -> None:
+    write_log(tmp_path, num_samples=600, seed=3)
+    rows = pq.read_table(tmp_path / "log.parquet").to_pylist()
+    best, by_history, clicks = [], [], []
+    for row in rows:
+        liked = [topic for topic, action in zip(row["topic"], row["action"], strict=True) if action]
+        by_history += [liked.count(topic) / max(len(liked), 1) for topic in row["target_topic"]]
+        best += row["click_probability"]
+        clicks += row["click"]
+        assert max(row["time"]) <= min(row["target_time"])
+        assert all(buy <= click for buy, click in zip(row["buy"], row["click"], strict=True))
+    labels = np.array(clicks)
+    assert 0.8 < auc(np.array(best), labels) < 0.87
+    assert auc(np.array(by_history), labels) > 0.78
+    items = np.array([item for row in rows for item in row["target_item"]])
+    rates = np.bincount(items[:1200], labels[:1200], 400) / np.maximum(np.bincount(items[:1200], minlength=400), 1)
+    assert auc(rates[items[1200:]], labels[1200:]) < 0.55
