@@ -3,7 +3,7 @@
 
 Idea: the exposures of a user on a day are cut into samples of up to ``TARGETS`` targets. The history of a sample has
 the videos that the user was shown before, oldest first: those before the log, and those of the log. The last day is for
-evaluation.
+evaluation. Samples are in the order of time.
 
 Example: user 7 saw a on day 1, b and c on day 2. The sample of day 2 has the targets b and c, and the history a with
 the action of day 1.
@@ -63,7 +63,8 @@ def write_samples(log_folder: Path, out: Path) -> tuple[int, int]:
         samples[is_last_day].append(sample)
     for is_last_day, name in ((False, "train"), (True, "evaluation")):
         (out / name).mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_pylist(samples[is_last_day])
+        in_time = sorted(samples[is_last_day], key=lambda sample: int(sample["target_time"][0]))
+        table = pa.Table.from_pylist(in_time)
         pq.write_table(table, out / name / "samples.parquet", row_group_size=256)
     return len(samples[False]), len(samples[True])
 

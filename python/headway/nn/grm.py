@@ -196,8 +196,11 @@ class GRM(nn.Module):
             logits = logits + self.wide(tokens.target_embeddings)
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def flops(self, batch: SampleBatch) -> float:
+    def flops(self, batch: SampleBatch, *, backward: bool = False) -> float:
         """Counts the floating-point operations of a forward pass: matrix products, and causal attention.
+
+        With ``backward`` also those of the backward pass: twice as many for products, 2.5 times for attention, whose
+        scores are computed again.
 
         A token costs 2 E (P + G) for the projections of a layer, with P columns of u, v, q and k and G of the gate. A
         sequence of L tokens costs H (D + V) L^2 for the scores and values that the mask leaves. A target costs the
@@ -208,7 +211,9 @@ class GRM(nn.Module):
         per_token = 2 * layer.dim * (sum(layer.projection_widths) + layer.output_width)
         attention = layer.num_heads * (layer.qk_dim + layer.v_dim) * float(lengths.square().sum())
         experts = 4 * self.config.num_experts * layer.dim * self.config.expert_hidden * batch.num_targets
-        return self.config.num_layers * (per_token * float(lengths.sum()) + attention) + experts
+        products = self.config.num_layers * per_token * float(lengths.sum()) + experts
+        of_attention = self.config.num_layers * attention
+        return 3 * products + 3.5 * of_attention if backward else products + of_attention
 
     def _log_probabilities(self, logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Returns log p and log(1 - p) of each label, (N,) each."""

@@ -127,6 +127,7 @@ class OptimizerConfig:
         weight_decay: of the dense part, decoupled.
         clip_norm: largest norm of all gradients together; 0: no limit.
         warmup_steps: steps over which both rates grow from 0.
+        decay: ``none``, or ``cosine``: both rates fall to 0 at the last step of the run.
     """
 
     lr: float = 1e-3
@@ -136,6 +137,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     warmup_steps: int = 0
+    decay: Literal["none", "cosine"] = "none"
 
     def of_tables(self) -> Optimizer:
         """Returns the optimizer of the tables."""

@@ -60,8 +60,7 @@ class Progress:
         tokens_per_s: events and contextual tokens of all ranks.
         input_wait: part of the time that this rank waited for data.
         seconds: since the training began.
-        mfu_flops: floating-point operations per second of all ranks, forward and backward; None: the model does not
-            count them.
+        flops_per_s: floating-point operations of all ranks, forward and backward; None: the model does not count them.
     """
 
     step: int
@@ -71,7 +70,7 @@ class Progress:
     tokens_per_s: float
     input_wait: float
     seconds: float
-    mfu_flops: float | None
+    flops_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +115,7 @@ class Trainer:
         out: folder for checkpoints and ``results.jsonl``; None: nothing is written.
         group: ranks of the training; None: the default group if there is one.
         say: called with each line of progress on rank 0.
+        observe: called with each progress on every rank.
 
     Raises:
         ConfigError: settings contradict each other or the number of ranks.
@@ -130,13 +130,14 @@ class Trainer:
         out: Path | None = None,
         group: dist.ProcessGroup | None = None,
         say: Callable[[str], None] = print,
+        observe: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.config, self.out = config, out
         self.group = group or (dist.group.WORLD if dist.is_initialized() else None)
         self.rank = 0 if self.group is None else self.group.rank()
         self.num_ranks = 1 if self.group is None else self.group.size()
         self.device = _device(config.run.device)
-        self._say = say
+        self._say, self._observe = say, observe
         self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model or GRM(
@@ -286,7 +287,7 @@ class Trainer:
                     of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step)
                 loss_of(of_heads, counts).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([of_heads[name].detach().double() for name in heads])
-            window.flops += 3 * self.model.flops(host_batch) if hasattr(self.model, "flops") else math.nan
+            window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
         if self.num_ranks > 1:
             dist.all_reduce(sums, group=self.group)
         self._expect_finite(dict(zip(heads, sums.tolist(), strict=True)), step)
@@ -305,6 +306,8 @@ class Trainer:
     def _set_rates(self) -> None:
         warmup = self.config.optimizer.warmup_steps
         factor = min(1.0, (self.step + 1) / warmup) if warmup else 1.0
+        if self.config.optimizer.decay == "cosine":
+            factor *= 0.5 * (1 + math.cos(math.pi * self.step / self.num_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.lr * factor
         for collection in self.tables:
@@ -439,14 +442,15 @@ class Trainer:
             tokens_per_s=window.tokens / seconds,
             input_wait=window.waited_s / seconds,
             seconds=time.monotonic() - begin,
-            mfu_flops=None if math.isnan(flops) else flops,
+            flops_per_s=None if math.isnan(flops) else flops,
         )
 
     def _report(self, progress: Progress) -> None:
+        self._observe(progress)
         if self.rank != 0:
             return
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in progress.losses.items())
-        flops = "" if progress.mfu_flops is None else f", {progress.mfu_flops / 1e9:.1f} GFLOP/s"
+        flops = "" if progress.flops_per_s is None else f", {progress.flops_per_s / 1e9:,.1f} GFLOP/s"
         self._say(
             f"step {progress.step} of {progress.num_steps}, epoch {progress.epoch}: loss of {losses}; "
             f"{progress.tokens_per_s:,.0f} tokens/s{flops}, input wait {100 * progress.input_wait:.1f}%"

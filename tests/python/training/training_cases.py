@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,14 +59,15 @@ class ExactModel(nn.Module):
     The loss of a target is +-(item @ weight), by its label.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.tables = HashTableCollection(
             tables=[TableConfig("items", dim=4, optimizer=Sgd(lr=0.25), initializer=Constant(1.0))],
             features=[FeatureConfig("item", table="items", pooling=None)],
             gradient_reduction="sum",
+            device=device,
         )
-        self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 4.0]))
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 4.0], device=device))
 
     def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
         items = self.tables({"item": (batch.events["item"], batch.history_lengths + batch.target_lengths)})["item"]
@@ -73,7 +75,7 @@ class ExactModel(nn.Module):
         places = [
             end - n + i for end, n in zip(ends.tolist(), batch.target_lengths.tolist(), strict=True) for i in range(n)
         ]
-        of_targets = items[torch.tensor(places, dtype=torch.int64)] @ self.weight
+        of_targets = items[torch.tensor(places, dtype=torch.int64, device=items.device)] @ self.weight
         return {name: (of_targets * (2 * batch.labels[name] - 1)).sum() for name in SCHEMA.labels}
 
     def count_terms(self, batch: SampleBatch) -> dict[str, int]:
@@ -86,7 +88,7 @@ class ExactModel(nn.Module):
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """Returns all parameters, and the rows of all tables of this rank, by id."""
     # Arrays, since a queue would send tensors as files that their process must keep open.
-    dense = {name: value.detach().numpy().copy() for name, value in trainer.model.named_parameters()}
+    dense = {name: value.detach().cpu().numpy().copy() for name, value in trainer.model.named_parameters()}
     rows: dict[Any, list[float]] = {}
     for collection in trainer.tables:
         for merged in collection.merged_tables:
@@ -110,6 +112,9 @@ class Run:
 
 def train_rank(rank: int, send: Callable[[Any], None], *, runs: Sequence[Run]) -> None:
     """Trains on one of several ranks, one run after the other, and sends the states."""
+    if torch.cuda.is_available():
+        os.environ["LOCAL_RANK"] = str(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     for number, run in enumerate(runs):
         model = None if run.model is None else run.model()
         trainer = Trainer(run.config, model=model, out=run.out, say=lambda line: None)
