@@ -123,6 +123,17 @@ def test_sums_over_micro_batches_are_those_of_the_batch(tmp_path: Path) -> None:
             torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
 
 
+def test_a_model_trains_under_autocast(batches: list[SampleBatch]) -> None:
+    model, batch = make_model(replace(CONFIG, wide=True)), batches[0]
+    plain = model(batch)["click"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = model(batch)
+    assert losses["click"].dtype == torch.float32
+    torch.testing.assert_close(losses["click"], plain, rtol=0.05, atol=0)
+    losses["click"].backward()
+    assert all(torch.isfinite(each.grad).all() for each in model.parameters() if each.grad is not None)
+
+
 def test_an_empty_batch_has_no_loss_and_all_gradients(tmp_path: Path) -> None:
     folder = ParquetFolder(write_folder(tmp_path, make_rows(1)), SCHEMA)
     reader = BatchReader(folder, global_batch=1, micro_batches=2)

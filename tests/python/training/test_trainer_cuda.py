@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer on GPUs: the bits of the CPU where sums are exact, and checkpoints between both."""
+"""The trainer on GPUs: the same bits for any division where sums are exact, and what the CPU learns up to rounding."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from pathlib import Path
 
 import pytest
 from cuda_ranks import NEEDS_GPU, num_gpus
-from training_cases import ExactModel, Run, make_config, make_folder, same_bits, train
+from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
 
 pytestmark = NEEDS_GPU
 
-ON_GPU = {"device": "cuda"}
+ON_GPU = {"device": "cuda", "dtype": "float32"}
 
 
-def test_exact_sums_have_the_bits_of_the_cpu(tmp_path: Path) -> None:
+def test_exact_sums_have_the_same_bits_for_any_ranks_and_micro_batches(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", targets=2)
-    (expected,) = train(1, Run(config=make_config(folder), model=ExactModel))
+    (on_cpu,) = train(1, Run(config=make_config(folder), model=ExactModel))
     on_gpu = Run(config=make_config(folder, run=ON_GPU), model=partial(ExactModel, "cuda"))
     micro = Run(config=make_config(folder, run=ON_GPU, data={"micro_batches": 3}), model=partial(ExactModel, "cuda"))
-    for num_ranks in range(1, min(num_gpus(), 2) + 1):
-        for found in train(num_ranks, on_gpu, micro):
-            assert same_bits(found, expected), num_ranks
+    alone, *others = train(1, on_gpu, micro)
+    if num_gpus() > 1:
+        others += train(2, on_gpu, micro)
+    assert all(same_bits(other, alone) for other in others)
+    assert most_difference(alone, on_cpu) < 1e-5, "Adam rounds differently"
 
 
 def test_a_model_learns_what_it_does_on_the_cpu(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log")
     sections = {"model": {"dropout": 0.2}, "optimizer": {"clip_norm": 1.0}}
     (on_cpu,) = train(1, Run(config=make_config(folder, **sections)))
-    exact = {"run": ON_GPU | {"dtype": "float32"}}
+    exact = Run(config=make_config(folder, **sections, run=ON_GPU))
+    faster = Run(config=make_config(folder, **sections, run=ON_GPU | {"dtype": "bfloat16"}))
     for num_ranks in range(1, min(num_gpus(), 2) + 1):
-        on_gpu, faster = train(
-            num_ranks,
-            Run(config=make_config(folder, **sections, **exact)),
-            Run(config=make_config(folder, **sections, run=ON_GPU)),
-        )
-        assert on_gpu["result"].losses == pytest.approx(on_cpu["result"].losses, rel=2e-3)
-        assert faster["result"].losses == pytest.approx(on_cpu["result"].losses, rel=0.05), "bfloat16"
+        as_exact, as_fast = train(num_ranks, exact, faster)
+        assert as_exact["result"].losses == pytest.approx(on_cpu["result"].losses, rel=2e-3)
+        assert as_fast["result"].losses == pytest.approx(on_cpu["result"].losses, rel=0.05)
 
 
 def test_a_training_resumes_on_another_device(tmp_path: Path) -> None:
@@ -48,4 +47,4 @@ def test_a_training_resumes_on_another_device(tmp_path: Path) -> None:
     middle = make_config(folder, run={"max_steps": 5})
     train(1, Run(config=middle, out=tmp_path, resume=True, model=ExactModel))
     (resumed,) = train(1, Run(config=make_config(folder, run=ON_GPU), out=tmp_path, resume=True, model=on_gpu))
-    assert same_bits(resumed, whole)
+    assert resumed["step"] == 8 and most_difference(resumed, whole) < 1e-5
