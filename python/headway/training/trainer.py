@@ -111,7 +111,8 @@ class Trainer:
 
     Args:
         config: all settings.
-        model: a ``TrainableModel``, equal on all ranks; None: the GRM of ``config.model``.
+        model: a ``TrainableModel``, equal on all ranks; None: a ``headway.nn.GRM``, the generative recommendation model
+            that ``config.model`` describes.
         out: folder for checkpoints and ``results.jsonl``; None: nothing is written.
         group: ranks of the training; None: the default group if there is one.
         say: called with each line of progress on rank 0.
@@ -193,13 +194,14 @@ class Trainer:
         """
         begin = time.monotonic()
         losses: Mapping[str, float] = {}
-        with self._stopping_on_sigterm():
+        self._got_signal = self._stops = False
+        with self._stopping_on_sigterm():  # Until the end: a second signal must not interrupt the save.
             for progress in self._train(begin):
                 losses = progress.losses
                 self._report(progress)
-        stopped = self.step < self.num_steps
-        checkpoint = self.save() if self._checkpoints is not None else None
-        quality = {} if stopped or not self.config.data.evaluation else self.evaluate()
+            stopped = self.step < self.num_steps
+            checkpoint = self.save() if self._checkpoints is not None else None
+            quality = {} if stopped or not self.config.data.evaluation else self.evaluate()
         for name, of_label in quality.items():
             self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
         return TrainingResult(
@@ -404,11 +406,16 @@ class Trainer:
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
         dense = Checkpoints.load_dense(path)
         prefixes = tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
-        missing, unexpected = self.model.load_state_dict(dense["model"], strict=False)
+        try:
+            missing, unexpected = self.model.load_state_dict(dense["model"], strict=False)
+        except RuntimeError as error:  # A shape differs.
+            raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
         wrong = [name for name in (*missing, *unexpected) if not name.startswith(prefixes)]
         if wrong:
             raise TrainingCheckpointError(f"{path} does not fit the model: {', '.join(wrong)}")
         self.optimizer.load_state_dict(dense["optimizer"])
+        for group in self.optimizer.param_groups:  # The present settings count, as for the learning rate.
+            group["betas"], group["weight_decay"] = self.config.optimizer.betas, self.config.optimizer.weight_decay
         for index, collection in enumerate(self.tables):
             collection.load(path / f"tables_{index}")
         self.step, self._next = manifest.step, manifest.next

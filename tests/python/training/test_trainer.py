@@ -121,18 +121,33 @@ def test_what_differs_is_told_at_resume(tmp_path: Path) -> None:
     Trainer(make_config(folder, run={"max_steps": 1}), out=out, say=lambda line: None).run()
 
     def refusal(config: Any) -> str:
+        return refusal_of(config, None)
+
+    def refusal_of(config: Any, model: torch.nn.Module | None) -> str:
         with pytest.raises(TrainingCheckpointError) as error:
-            Trainer(config, out=out).resume()
+            Trainer(config, model=model, out=out).resume()
         return str(error.value)
 
     assert "model.num_layers is 3, and was None" in refusal(make_config(folder, model={"num_layers": 3}))
     assert "run.seed is 4, and was 0" in refusal(make_config(folder, run={"seed": 4}))
     assert "data.global_batch is 8, and was 16" in refusal(make_config(folder, data={"global_batch": 8}))
     assert "the files of" in refusal(make_config(make_folder(tmp_path / "other", 40)))
+    assert "does not fit the model" in refusal_of(make_config(folder), ExactModel())
     dense = out / "checkpoints/step_00000001/dense.pt"
     dense.write_bytes(dense.read_bytes()[:100])
     assert "dense.pt cannot be read" in refusal(make_config(folder))
     assert not Trainer(make_config(folder), out=tmp_path / "none").resume()
+
+
+def test_settings_of_the_optimizer_may_change_at_resume(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
+    Trainer(make_config(folder, run={"max_steps": 2}), out=out, say=lambda line: None).run()
+    changed = make_config(folder, optimizer={"weight_decay": 0.5, "betas": (0.5, 0.9), "lr": 0.25})
+    trainer = Trainer(changed, out=out, say=lambda line: None)
+    assert trainer.resume()
+    trainer.run()
+    (group,) = trainer.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"], group["lr"]) == (0.5, (0.5, 0.9), 0.25)
 
 
 class Diverging(ExactModel):
