@@ -94,10 +94,11 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     site = next((folder / "lib").glob("python*/site-packages"))
-    # Python searches a folder named in a .pth file, but reads no .pth files in it. So the checkout is not on the path.
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "-q", "--disable-pip-version-check"]
     run([*pip, "install", "--no-deps", "--no-index", str(wheel)], folder)
+    # Python searches a folder named in a .pth file, but reads no .pth files in it. So the checkout is not on the path.
+    # After the installation, or pip would take an installed headway there for this one.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     return python
 
 

@@ -100,6 +100,7 @@ at::Tensor ReductionTensors::in_place(at::Tensor const& tensor) {
   return temporary;
 }
 
+/// Only for Gloo: an operation on CUDA tensors has no `gloo_`.
 at::Tensor ReductionTensors::scratch(at::ArrayRef<at::Tensor> tensors) {
   at::AutoDispatchBelowADInplaceOrView const no_autograd;
   has_temporaries_ = true;
@@ -119,6 +120,7 @@ void ReductionTensors::copy_back(at::Tensor const& part, at::Tensor const& outpu
   copies_.push_back({part, output, gloo_ && gloo_->flips_sign});
 }
 
+/// @param results outputs of the operation, which its future holds
 std::optional<Epilogue> ReductionTensors::epilogue(std::vector<at::Tensor> results) const {
   if (!has_temporaries_) return std::nullopt;
   auto run = [copies = copies_] {

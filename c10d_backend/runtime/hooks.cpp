@@ -154,6 +154,7 @@ void Hooks::completed(std::uint64_t key, bool is_success, std::optional<float> d
   if (pending_.erase(key) != 0) complete_locked(key, is_success, duration_ms);
 }
 
+/// For operations that are not pending here: their work calls it once, when it has completed.
 void Hooks::fire_completion(std::uint64_t key, std::optional<float> duration_ms) {
   std::lock_guard const lock(mutex_);
   complete_locked(key, true, duration_ms);

@@ -31,7 +31,7 @@ class Workload:
     """One setting on one dataset.
 
     Attributes:
-        setting: name of the setting.
+        setting: name of the ``Setting``: which ranks are delayed, and by how much.
         dataset: name of the log's format, or ``random``.
         log: the log of requests in columns (``columnar_store``); None: random requests.
         table_rows: rows of each embedding table.
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def conditions(self) -> Setting:
-        """The setting named ``setting``."""
+        """The delays of the ranks."""
         return SETTINGS[self.setting]
 
 
@@ -61,7 +61,7 @@ class Plan:
         num_runs: number of repetitions.
         num_steps: batches of a run.
         mini_batch: rows of a batch that each rank answers.
-        seed: seed of weights, random requests and delays.
+        seed: seed of weights, random requests and the delays of ranks.
         device: device of all ranks; on GPUs rank i uses GPU i.
         trace_path: file for traces of Headway's exchanges; setting, dataset and rank are inserted before the suffix.
         foreign_load: programs that run beside the measurement, as in "spin=2"; empty: none.

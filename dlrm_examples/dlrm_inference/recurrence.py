@@ -62,7 +62,7 @@ class Replay:
 
 
 def replay(ranks: Sequence[RankWork], *, max_lag: int) -> Replay:
-    """Replays the events of all ranks.
+    """Computes when each step of each rank would end if exchanges took no time.
 
     Args:
         ranks: one entry per rank, all with the same number of steps.

@@ -32,7 +32,7 @@ class DriverCalls:
             raise RuntimeError("start this under LD_PRELOAD=driver_calls.so; see its first lines")
 
     def reset(self) -> None:
-        """Sets all counters to zero."""
+        """Begins a new measurement."""
         self._library.driver_calls_reset()
 
     def read(self) -> list[tuple[str, int, int, int]]:
@@ -47,7 +47,8 @@ def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
     """Returns a function that starts an exchange with even splits.
 
     Args:
-        kind: "ordinary" (``torch.empty``), "empty()" (``headway.empty``: senders write into the output), or "slots".
+        kind: "ordinary" (``torch.empty``), "empty()" (``headway.empty``: senders write into the output), or "slots"
+            (``headway.slots``: parts of the receive memory, which are read in place).
         size_B: bytes that each rank sends to all ranks together, a multiple of the number of ranks.
     """
     input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
@@ -98,7 +99,7 @@ def profile(calls: DriverCalls, host_group: dist.ProcessGroup, kind: str, size_B
 
 
 def main() -> None:
-    """Profiles all sizes and kinds of outputs."""
+    """Prints host time and driver calls of an exchange for each size and kind of output."""
     calls = DriverCalls()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("headway")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Exchange of the rows of all merged tables in one all-to-all: embeddings to the ranks that asked for them, or
-// gradients to the owners of the keys.
+// Exchange of the rows of all merged tables (tables of equal settings that share one store) in one all-to-all:
+// embeddings to the ranks that asked for them, or gradients to the owners of the keys.
 //
 // Example: two merged tables with 1 and 2 columns, 2 ranks, and one note. A rank has 1 and 2 rows of the first table
 // for the ranks, and 1 and 0 of the second. Its block for rank 0 has 1 + 2 + 1 floats, and that for rank 1 has 2 + 0
@@ -29,7 +29,7 @@ struct SentRows {
 class RowExchange {
  public:
   /// Starts the exchange. Does not wait.
-  /// @param notes (N) floats that go to every rank
+  /// @param notes (N) floats that go to every rank, such as which tables have gradients
   RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<SentRows const> tables, Block<float> const& notes);
 
   /// Waits. @returns the received rows of each merged table, sorted by rank

@@ -13,14 +13,14 @@
 
 namespace headway::kernels {
 
-/// Range of indices into the copies of an entry; copy_at() maps each index to a copy.
+/// Range of places in the list of copies of an entry; copy_at() tells the copy at each place.
 HEADWAY_HOST_DEVICE inline Range copies_of(ListCopies const& list, std::int64_t entry) {
   if (list.csr_offsets == nullptr) return {entry, entry + 1};
   return {list.csr_offsets[entry], list.csr_offsets[entry + 1]};
 }
-/// Index of copy number `i`.
-HEADWAY_HOST_DEVICE inline std::int64_t copy_at(ListCopies const& list, std::int64_t i) {
-  return list.csr_indices == nullptr ? i : list.csr_indices[i];
+/// The copy at a place: a row or sample number.
+HEADWAY_HOST_DEVICE inline std::int64_t copy_at(ListCopies const& list, std::int64_t place) {
+  return list.csr_indices == nullptr ? place : list.csr_indices[place];
 }
 
 /// Calls `visit(copy)` with the number of each item that is a copy of `item`.

@@ -19,8 +19,8 @@ namespace headway::comm {
 /// what differs.
 inline constexpr int kProtocolVersion = 4;
 
-/// Random number drawn by each process for each group. It distinguishes a rank from an earlier or a foreign process at
-/// the same address.
+/// Random number drawn by each process for each group. A rank publishes it beside its host and port. It distinguishes
+/// the rank from an earlier or a foreign process at the same host and port.
 using InstanceId = std::array<std::byte, 16>;
 
 /// A setting that must be equal on all ranks, as text.
@@ -52,14 +52,14 @@ class Handshake {
   enum class Outcome {
     kGoing,
     kDone,
-    kStranger,      ///< The other side seems not to be a rank of this group; try another address.
+    kStranger,      ///< The other side seems not to be a rank of this group; try another host and port.
     kRefused,       ///< The other side rejects this one, or does not know the secret.
     kDisagreement,  ///< The other side is a rank of this group and differs in a field.
   };
 
   using Self = std::shared_ptr<HandshakeSelf const>;
 
-  /// The side that opens the connection. `peer_instance` comes from the peer's address.
+  /// The side that opens the connection. `peer_instance` is what the peer published.
   static Handshake connect(Self self, int peer, InstanceId peer_instance);
   static Handshake connect(HandshakeSelf self, int peer, InstanceId peer_instance);
   /// The side that accepts the connection.

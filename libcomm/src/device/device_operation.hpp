@@ -27,10 +27,10 @@ struct DeviceFailure {
 struct AwaitedWord {
   std::shared_ptr<peer_copy::Link const> link;
   int peer;
-  int channel;
+  int channel;               ///< Exchanges on different channels are numbered apart.
   peer_copy::SyncWord word;  ///< `arrived`, or a word that allows to send.
   std::uint64_t value;
-  std::size_t num_bytes;  ///< Size of the block.
+  std::size_t num_bytes;  ///< Size of the data that the word announces, for reports.
 
   /// Does the word announce received data?
   [[nodiscard]] bool is_of_receive() const { return word == &peer_copy::SyncWords::arrived; }
@@ -55,6 +55,7 @@ class DeviceOperationImpl final : public DeviceOperation {
 
   [[nodiscard]] bool done() override;
   [[nodiscard]] Status status() override;
+  /// Do peers write into the output itself, instead of a slot that is copied out?
   [[nodiscard]] bool is_written_by_peers() const override { return is_written_by_peers_; }
   void join(DeviceStream stream) override;
 
@@ -65,7 +66,6 @@ class DeviceOperationImpl final : public DeviceOperation {
   }
   [[nodiscard]] std::shared_ptr<CUevent_st> const& completion() const { return completion_; }
   void set_written_by_peers() { is_written_by_peers_ = true; }
-  /// Adds a word that the operation waits for.
   void await(AwaitedWord word) { awaited_.push_back(std::move(word)); }
 
   [[nodiscard]] bool is_late(Clock::time_point now) const { return now >= deadline_; }

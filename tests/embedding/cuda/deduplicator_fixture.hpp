@@ -23,7 +23,7 @@ struct HostBatch {
   std::vector<std::uint64_t> ids{};
   std::vector<std::uint32_t> tables{};
   std::uint32_t table = 0;
-  std::vector<std::uint32_t> counts{};
+  std::vector<std::uint32_t> counts{};  ///< Lookups that each key stands for.
 
   [[nodiscard]] Keys keys() const { return {.ids = ids, .tables = tables, .table = table, .counts = counts}; }
   /// The first `size` keys.
@@ -33,7 +33,7 @@ struct HostBatch {
   }
 };
 
-/// Device copy of a HostBatch.
+/// A HostBatch on the device. Its keys may be a prefix, of a length that only the device knows.
 class DeviceBatch {
  public:
   explicit DeviceBatch(HostBatch const& batch)
@@ -77,7 +77,7 @@ class Room {
             .size = size_.data()};
   }
   [[nodiscard]] std::size_t size() const { return size_.all()[0]; }
-  /// Copies the unique keys to the host. @param num_keys number of known keys of the batch
+  /// Copies the unique keys to the host. @param num_keys keys of the batch, without those behind the known prefix
   [[nodiscard]] UniqueKeys download(std::size_t num_keys) const {
     std::size_t const num_unique = size();
     return {.ids = ids_.first(num_unique),
@@ -118,7 +118,8 @@ inline HostBatch random_batch(std::mt19937_64& random, BatchKind const& kind) {
   HostBatch batch{.table = kind.num_tables == 1 ? 9U : 0U};
   for (std::size_t i = 0; i < kind.size; ++i) {
     // A skewed draw: few ids make up most of the batch.
-    batch.ids.push_back(random() % (random() % kind.num_ids + 1) * 0x9e3779b97f4a7c15);
+    auto const end = random() % kind.num_ids + 1;
+    batch.ids.push_back(random() % end * 0x9e3779b97f4a7c15);
     if (kind.num_tables > 1) batch.tables.push_back(static_cast<std::uint32_t>(random() % kind.num_tables));
     if (kind.end_of_counts > 0) batch.counts.push_back(static_cast<std::uint32_t>(random() % kind.end_of_counts));
   }
@@ -165,7 +166,6 @@ class CudaDeduplicatorTest : public testing::Test {
   void SetUp() override {
     int num_devices = 0;
     if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) GTEST_SKIP() << "there is no CUDA device";
-    // A stream that does not synchronise with the default stream.
     base::check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     deduplicator_ = make_cuda_deduplicator(place());
   }

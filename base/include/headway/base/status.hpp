@@ -8,7 +8,7 @@
 
 namespace headway::base {
 
-/// Kinds of outcome.
+/// How a call ended.
 enum class StatusCode {
   kOk,
   kWouldBlock,  ///< No credit left; try again after poll().

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies of a few numbers to the host, such as the keys for each rank, while the device goes on.
+// Copies of a few numbers to the host, such as the number of keys for each rank, while the device goes on.
 //
 // Idea: each copy has a slot: pinned memory, and a stream of its own. The slot's stream waits for an event that is
 // recorded on the caller's stream, and for other work if the caller says so; then it copies. The host waits for the
@@ -12,7 +12,7 @@
 // Invariants: a slot is in the free list or belongs to one copy, and its stream is idle before it is free again.
 //   A copy keeps its source until it is done. After that the source may be freed on any stream.
 //   No two copies share a stream, so none waits behind one whose caller's stream is late.
-// Complexity: 3 CUDA calls to start a copy, no allocation once there are as many slots as copies at a time.
+// Complexity: 3 CUDA calls to start a copy, no allocation once there are enough slots of each size.
 
 #include "cuda/exchange/host_copies.hpp"
 #include "headway/base/cuda_check.hpp"

@@ -4,7 +4,7 @@
 // Sums of copied rows on a device: the backward pass of copying jagged items.
 //
 // Idea: a warp takes 64 vectors of the original rows (WarpRows). For each, a lane walks the CSR maps of features and
-// samples (ListCopies) and adds up the copies in ascending order. Nothing is scattered, so there are no atomics.
+// samples (copied_items.hpp) and adds up the copies in ascending order. Nothing is scattered, so there are no atomics.
 //
 // Example: item 0 was copied to items 1 and 4. Row r of item 0 becomes the sum of row r of item 1, then of item 4.
 //
@@ -19,7 +19,7 @@ namespace headway::kernels {
 
 inline constexpr std::uint32_t kMaxSummedTensors = 64;
 
-/// Tensor of a launch.
+/// One of the tensors that a launch sums; each has warps of its own.
 struct SummedTensor {
   CopiedRows rows;
   bool has_wide_vectors;  ///< Vectors of 16 bytes? Otherwise they have one element.
@@ -36,7 +36,6 @@ struct SumCopiesArgs {
 
 inline constexpr std::uint32_t kSummedVectorsOfLane = 2;
 
-/// Sums the warp's vectors of one tensor.
 template <class Vector>
 __device__ void sum_vectors(CopiedItems const& items, SummedTensor const& tensor, std::int64_t warp) {
   auto const* const copies = static_cast<Vector const*>(tensor.rows.copies);
