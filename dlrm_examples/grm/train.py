@@ -14,17 +14,20 @@ from dlrm_examples.grm.generate import write_log
 _NUM_TRAIN, _NUM_EVALUATION = 8_000, 1_500
 
 
+_CONFIG = Path(__file__).with_name("generated.toml")
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
-    return train_main(argv, default_config=make_default)
+    return train_main(argv, default_config=_CONFIG, generate=generate)
 
 
-def make_default(out: Path) -> Path:
+def generate(out: Path) -> Path:
     """Writes generated logs below ``out`` if they are not there; returns the config beside them."""
     folder = out / "generated"
-    config = folder / "generated.toml"
+    config = folder / _CONFIG.name
     if not config.exists():
         write_log(folder / "train", num_samples=_NUM_TRAIN, seed=1)
         write_log(folder / "evaluation", num_samples=_NUM_EVALUATION, seed=2, first_user=_NUM_TRAIN)
-        shutil.copyfile(Path(__file__).with_name("generated.toml"), config)  # Last: it tells that the logs are whole.
+        shutil.copyfile(_CONFIG, config)  # Last: it tells that the logs are whole.
     return config

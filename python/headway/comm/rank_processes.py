@@ -45,6 +45,7 @@ def run_ranks(
     backend: str,
     on_message: Callable[[M], None] = lambda message: None,
     wait_s: float = COLLECTIVE_TIMEOUT.total_seconds(),
+    passes_sigterm: bool = False,
 ) -> T:
     """Calls ``function(rank, send)`` on each rank, with a default group of all ranks.
 
@@ -55,6 +56,8 @@ def run_ranks(
         backend: backend of the default group.
         on_message: called in this process for each message that a rank sends; those of one rank keep their order.
         wait_s: timeout of the default group.
+        passes_sigterm: send SIGTERM on to the ranks, which end by themselves. Otherwise it ends this process, and they
+            with it.
     Returns:
         the result of rank 0.
     Raises:
@@ -66,6 +69,7 @@ def run_ranks(
     arguments = (function, num_ranks, backend, store.port, inbox, wait_s)
     ranks = start_processes(_rank_main, arguments, nprocs=num_ranks, join=False, daemon=True)  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + timeout_s
+    restore = _pass_sigterm_to(ranks) if passes_sigterm else None
     results: list[T] = []
     try:
         while _are_running(ranks) or not inbox.empty():
@@ -76,11 +80,29 @@ def run_ranks(
                 running = [rank for rank, process in enumerate(ranks.processes) if process.exitcode is None]
                 raise RankFailedError(f"ranks {running} did not finish within {timeout_s:g} s")
     finally:
+        if restore is not None:
+            restore()
         for process in ranks.processes:
             process.kill()
             process.join()
         inbox.close()
     return results[0]
+
+
+def _pass_sigterm_to(ranks: ProcessContext) -> Callable[[], None]:
+    """Sends each SIGTERM of this process to all ranks; returns a function that ends this."""
+
+    def pass_on(number: int, frame: Any) -> None:
+        for process in ranks.processes:
+            if process.exitcode is None:
+                process.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, before)
+
+    return restore
 
 
 def _are_running(ranks: ProcessContext) -> bool:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``headway train``: trains by a TOML file, on one rank or many.
 
-Under torchrun, mpirun or srun this process is one rank. Otherwise it starts the ranks on this host.
+Under torchrun, mpirun or srun this process is one rank. Otherwise it starts the ranks on this host, and
+passes SIGTERM on to them: they save a checkpoint and end.
 """
 
 from __future__ import annotations
@@ -49,12 +50,18 @@ class Job:
     resume: str
 
 
-def main(argv: Sequence[str], *, default_config: Callable[[Path], Path] | None = None) -> int:
+def main(
+    argv: Sequence[str],
+    *,
+    default_config: Path | None = None,
+    generate: Callable[[Path], Path] | None = None,
+) -> int:
     """Runs the command line; returns the exit status: 0, 1 after an error of the training, 2 for wrong settings.
 
     Args:
         argv: the arguments.
-        default_config: makes a config, with its data, in a folder; for calls without CONFIG.
+        default_config: the config of calls without CONFIG, to print.
+        generate: writes that config and its data below a folder, and returns the path of the config.
     """
     parser = OneLineParser(prog="headway train", description=_DESCRIPTION)
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; --print-config shows all of them")
@@ -66,13 +73,16 @@ def main(argv: Sequence[str], *, default_config: Callable[[Path], Path] | None =
     parser.add_argument("--print-config", action="store_true", help="print all settings and leave")
     options = parser.parse_args(argv)
     try:
-        config = _config_of(options, default_config)
+        config = _config_of(options, default_config, generate)
         if options.print_config:
             print(config.toml(), end="")
             return 0
         job = Job(config, options.out, options.resume)
         adopt_launcher_environment()
-        result = _run_as_rank(job, options.backend) if "RANK" in os.environ else _run_here(job, options)
+        is_rank = "RANK" in os.environ
+        if is_rank and options.ranks:
+            raise ConfigError(f"--ranks starts ranks, and this is one of {os.environ.get('WORLD_SIZE')} of a launcher")
+        result = _run_as_rank(job, options.backend) if is_rank else _run_here(job, options)
     except _ERRORS as error:
         print(f"headway train: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -81,14 +91,16 @@ def main(argv: Sequence[str], *, default_config: Callable[[Path], Path] | None =
     return 0
 
 
-def _config_of(options: argparse.Namespace, default_config: Callable[[Path], Path] | None) -> TrainingConfig:
+def _config_of(
+    options: argparse.Namespace, default_config: Path | None, generate: Callable[[Path], Path] | None
+) -> TrainingConfig:
     if options.ranks < 0:
         raise ConfigError(f"--ranks must be from 1, not {options.ranks}")
     path = options.config
     if path is None:
-        if default_config is None:
+        if default_config is None or generate is None:
             raise ConfigError("which CONFIG.toml?")
-        path = default_config(options.out)
+        path = default_config if options.print_config else generate(options.out)
     return TrainingConfig.load(path, options.set)
 
 
@@ -110,6 +122,7 @@ def _run_here(job: Job, options: argparse.Namespace) -> TrainingResult:
         timeout_s=_NO_LIMIT_S,
         backend=options.backend,
         on_message=print,
+        passes_sigterm=True,
     )
 
 
@@ -128,8 +141,9 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
         if trainer.resume(path) and rank == 0:
             say(f"resumed at step {trainer.step} of {trainer.num_steps}")
     if rank == 0:
+        ranks = "1 rank" if trainer.num_ranks == 1 else f"{trainer.num_ranks} ranks"
         say(
-            f"{trainer.num_ranks} ranks on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
+            f"{ranks} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
             f"{trainer.num_steps:,} steps of {job.config.data.global_batch}"
         )
     return trainer.run()

@@ -16,6 +16,9 @@ from headway.evaluation import auc
 from dlrm_examples.grm.generate import write_log
 from dlrm_examples.grm.train import main
 
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "dlrm_examples/grm/generated.toml"
+
 
 def test_without_a_file_it_trains_on_generated_logs_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -40,14 +43,34 @@ def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == (f"headway train: {config}: unknown key run.epoch: did you mean run.epochs?\n")
     assert main([str(config), "--out", str(tmp_path / "out"), "--ranks", "1", "--set", "run.device=cpu"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("headway train: rank 0 failed: DataError:") and "has no .parquet files" in error
+    assert error.startswith("headway train: rank 0 failed: DataError: there is no folder")
     assert len(error.splitlines()) == 1
     assert main([str(config), "--ranks", "-1"]) == 2
+
+
+def test_sigterm_to_the_command_saves_and_ends_with_0(tmp_path: Path) -> None:
+    write_log(tmp_path / "generated/train", num_samples=4000, seed=0)
+    config = tmp_path / "generated/generated.toml"
+    config.write_text(CONFIG.read_text())
+    program = "from dlrm_examples.grm.train import main; import sys; sys.exit(main(sys.argv[1:]))"
+    arguments = ["--out", str(tmp_path), "--ranks", "2", "--set", "run.log_every=1", "--set", "run.epochs=50"]
+    command = [sys.executable, "-u", "-c", program, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step 3 "):
+                process.terminate()
+        assert process.wait(timeout=60) == 0, lines
+    assert any(line.startswith("stopped at step ") for line in lines)
+    assert len(list((tmp_path / "checkpoints").glob("*/manifest.json"))) == 1
 
 
 def test_all_settings_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path), "--print-config"]) == 0
     printed = capsys.readouterr().out
+    assert not (tmp_path / "generated").exists()
     assert "[optimizer]" in printed and "table_lr = 0.03" in printed and "# preset" not in printed
 
 
@@ -57,10 +80,10 @@ def test_a_rank_of_torchrun_trains_too(tmp_path: Path) -> None:
     arguments = ["--out", str(tmp_path), "--set", "run.max_steps=2", "--set", "data.evaluation=", "--resume", "never"]
     write_log(tmp_path / "generated/train", num_samples=100, seed=0)
     config = tmp_path / "generated/generated.toml"
-    config.write_text(Path(__file__).parents[3].joinpath("dlrm_examples/grm/generated.toml").read_text())
+    config.write_text(CONFIG.read_text())
     finished = subprocess.run(
         [*command, sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, timeout=200, check=False, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=200, check=False, cwd=ROOT,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("trained at step 2") == 1
