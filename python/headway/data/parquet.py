@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headway.data.schema import SampleSchema
+from headway.data.schema import TARGET, SampleSchema
 
 try:
     import pyarrow as pa
@@ -81,7 +81,9 @@ class ParquetFolder:
         if pq is None:
             raise ImportError("reading Parquet files needs pyarrow: pip install 'headway[train]'")
         self.folder, self.schema = folder, schema
-        paths = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
+        if not folder.is_dir():
+            raise DataError(f"there is no folder {folder}")
+        paths = sorted(folder.rglob("*.parquet"))
         if not paths:
             raise DataError(f"{folder} has no .parquet files")
         self.row_groups: list[RowGroup] = []
@@ -156,6 +158,8 @@ class ParquetFolder:
         )
 
     def _check_values(self, lists: Mapping[str, tuple[Integers, Integers]], group: RowGroup, first: int) -> None:
+        if self.schema.time is not None:
+            _expect_history_first(*lists[self.schema.time], *lists[TARGET + self.schema.time], group, first)
         for name in self.schema.labels:
             offsets, values = lists[name]
             wrong = np.flatnonzero((values != 0) & (values != 1))
@@ -172,6 +176,17 @@ class ParquetFolder:
                 if len(back) > 0:
                     place = _place(group, first, offsets, int(back[0]))
                     raise DataError(f"{place}: the times in {name} are not ascending")
+
+
+def _expect_history_first(
+    offsets: Integers, times: Integers, target_offsets: Integers, target_times: Integers, group: RowGroup, first: int
+) -> None:
+    """Raises DataError if a target is earlier than the end of its history."""
+    has_both = (np.diff(offsets) > 0) & (np.diff(target_offsets) > 0)
+    rows = np.flatnonzero(has_both)
+    early = rows[target_times[target_offsets[rows]] < times[offsets[rows + 1] - 1]]
+    if len(early) > 0:
+        raise DataError(f"{group}, row {first + early[0]}: a target is earlier than the last event of the history")
 
 
 def _place(group: RowGroup, first: int, offsets: Integers, value: int) -> str:

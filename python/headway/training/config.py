@@ -264,27 +264,23 @@ class TrainingConfig:
     def _check(self) -> None:
         self.data.schema()
         self.model.grm()
-        at_least_one: tuple[tuple[Any, tuple[str, ...]], ...] = (
-            (self.data, ("global_batch", "micro_batches", "num_streams", "read_ahead")),
-            (self.run, ("epochs", "log_every")),
-            (self.model, ("dimension_factor",)),
-        )
-        for section, names in at_least_one:
-            for name in names:
-                if getattr(section, name) < 1:
-                    raise ConfigError(f"{name} must be from 1, not {getattr(section, name)}")
-        at_least_zero: tuple[tuple[Any, tuple[str, ...]], ...] = (
-            (self.optimizer, ("clip_norm", "warmup_steps", "weight_decay")),
-            (self.run, ("max_steps",)),
-            (self.checkpoint, ("every", "keep")),
-        )
-        for section, names in at_least_zero:
-            for name in names:
-                if not getattr(section, name) >= 0:
-                    raise ConfigError(f"{name} must be from 0, not {getattr(section, name)}")
-        for name in ("lr", "table_lr"):
-            if not 0 <= getattr(self.optimizer, name) < float("inf"):
-                raise ConfigError(f"{name} must be a finite number from 0, not {getattr(self.optimizer, name)}")
+        for name in (*self.model.given, *self.model.given.values()):
+            if name not in self.data.labels:
+                raise ConfigError(
+                    f"model.given names {name}, which is none of the labels {', '.join(self.data.labels)}"
+                )
+        limits = {
+            1: ("data.global_batch", "data.micro_batches", "data.num_streams", "data.read_ahead", "run.epochs",
+                "run.log_every", "model.dimension_factor"),
+            0: ("optimizer.clip_norm", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.lr",
+                "optimizer.table_lr", "run.max_steps", "checkpoint.every", "checkpoint.keep"),
+        }  # fmt: skip
+        for least, keys in limits.items():
+            for key in keys:
+                section, name = key.split(".")
+                value = getattr(getattr(self, section), name)
+                if not least <= value < float("inf"):
+                    raise ConfigError(f"{key} must be a finite number from {least}, not {value}")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Iterable[str]) -> list[str]:

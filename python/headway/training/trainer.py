@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position, StepBatch
-from headway.data.sample_batch import collate
+from headway.data.sample_batch import SampleBatch, collate
 from headway.embedding import HashTableCollection, clip_grad_norm_
 from headway.evaluation import LabelQuality, TargetScores
 from headway.nn.grm import GRM
@@ -128,12 +128,18 @@ class Trainer:
         config: TrainingConfig,
         *,
         model: nn.Module | None = None,
-        out: Path | None = None,
+        out: str | Path | None = None,
         group: dist.ProcessGroup | None = None,
         say: Callable[[str], None] = print,
         observe: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self.config, self.out = config, out
+        self.config, self.out = config, None if out is None else Path(out)
+        expected = int(os.environ.get("WORLD_SIZE", "1"))
+        if group is None and expected > 1 and not dist.is_initialized():
+            raise ConfigError(
+                f"WORLD_SIZE is {expected}, and there is no process group: call "
+                'torch.distributed.init_process_group("headway") before'
+            )
         self.group = group or (dist.group.WORLD if dist.is_initialized() else None)
         self.rank = 0 if self.group is None else self.group.rank()
         self.num_ranks = 1 if self.group is None else self.group.size()
@@ -150,6 +156,9 @@ class Trainer:
             process_group=self.group,
             device=self.device,
         )
+        for name in ("forward", "count_terms", "predict"):
+            if not callable(getattr(self.model, name, None)):
+                raise ConfigError(f"the model has no {name}(): see headway.training.TrainableModel")
         self.tables = [each for each in self.model.modules() if isinstance(each, HashTableCollection)]
         for collection in self.tables:
             if collection._divisor != 1:
@@ -171,7 +180,9 @@ class Trainer:
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it in the next step.
         self._stops = False  #: All ranks stop after the present step.
         self._checkpoints = (
-            None if out is None else Checkpoints(out / "checkpoints", keep=config.checkpoint.keep, group=self.group)
+            None
+            if self.out is None
+            else Checkpoints(self.out / "checkpoints", keep=config.checkpoint.keep, group=self.group)
         )
 
     @property
@@ -225,11 +236,24 @@ class Trainer:
                 for step in self._reader(folder, order="time", micro_batches=1):
                     batch = step.batches[0].to(self.device)
                     found = self.model.predict(batch)
+                    self._expect_predictions(found, batch)
                     users = batch.context[group].repeat_interleave(batch.target_lengths) if group else None
                     scores.add(found, batch.labels, users)
         finally:
             self.model.train(was_training)
         return scores.quality(self.group)
+
+    def _expect_predictions(self, found: Mapping[str, torch.Tensor], batch: SampleBatch) -> None:
+        for name in self.config.data.labels:
+            if name not in found:
+                raise ValueError(f"predict() returned nothing for the label {name}, only {', '.join(found)}")
+            if found[name].shape != (batch.num_targets,):
+                raise ValueError(
+                    f"predict() returned {tuple(found[name].shape)} for {name}, and the batch has {batch.num_targets} "
+                    "targets"
+                )
+            if bool((found[name] > 0).any()):
+                raise ValueError(f"predict() returned a value above 0 for {name}: it returns log-probabilities")
 
     # Steps
 
@@ -287,6 +311,10 @@ class Trainer:
             with contextlib.nullcontext() if adds else self._parallel.no_sync():
                 with self._autocast():
                     of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step)
+                if set(of_heads) != set(heads):
+                    raise ValueError(
+                        f"forward() has the heads {', '.join(of_heads)}, and count_terms() {', '.join(heads)}"
+                    )
                 loss_of(of_heads, counts).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([of_heads[name].detach().double() for name in heads])
             window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
@@ -412,7 +440,11 @@ class Trainer:
             raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
         wrong = [name for name in (*missing, *unexpected) if not name.startswith(prefixes)]
         if wrong:
-            raise TrainingCheckpointError(f"{path} does not fit the model: {', '.join(wrong)}")
+            lacks = [name for name in missing if name in wrong]
+            raise TrainingCheckpointError(
+                f"{path} does not fit the model: it lacks {lacks or 'nothing'}, and has in addition "
+                f"{[name for name in unexpected if name in wrong] or 'nothing'}"
+            )
         self.optimizer.load_state_dict(dense["optimizer"])
         for group in self.optimizer.param_groups:  # The present settings count, as for the learning rate.
             group["betas"], group["weight_decay"] = self.config.optimizer.betas, self.config.optimizer.weight_decay

@@ -140,6 +140,7 @@ def change(rows: dict[str, list[Any]], name: str, row: int, value: Any) -> dict[
         ("item", None, "column item is null"),
         ("click", [2], "label click is 2, not 0 or 1"),
         ("time", [5, 3], "the times in time are not ascending"),
+        ("time", [1, 999], "a target is earlier than the last event of the history"),
         ("shop", [1], "item has 2 values and shop 1"),
         ("action", [1, None], "a value of column action is null"),
     ],
@@ -151,12 +152,15 @@ def test_a_bad_row_is_named(tmp_path: Path, name: str, value: Any, message: str)
         **{each: change(rows, each, 17, [1, 2])[each] for each in SCHEMA.history_columns},
         **{each: change(rows, each, 17, [1])[each] for each in (*SCHEMA.target_columns, *SCHEMA.labels)},
     }
+    rows = change(rows, "target_time", 17, [9])
     path = write_folder(tmp_path / "log", change(rows, name, 17, value))
     with pytest.raises(DataError, match=rf"part-0.parquet, row group 1, row 7: .*{message}"):
         list(BatchReader(ParquetFolder(path, SCHEMA), global_batch=4))
 
 
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no folder"):
+        ParquetFolder(tmp_path / "none", SCHEMA)
     with pytest.raises(DataError, match=r"has no \.parquet files"):
         ParquetFolder(tmp_path, SCHEMA)
     rows = make_rows(4)

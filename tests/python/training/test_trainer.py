@@ -187,6 +187,55 @@ def test_evaluation_has_the_same_value_on_any_number_of_ranks(tmp_path: Path) ->
     assert other["click"].auc == pytest.approx(alone["click"].auc, abs=2e-3)
 
 
+class Wrong(ExactModel):
+    """A model with one mistake."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__()
+        self._mistake = mistake
+
+    def forward(self, batch: Any, *, seed: int, step: int) -> dict[str, torch.Tensor]:
+        losses = super().forward(batch, seed=seed, step=step)
+        return losses if self._mistake != "heads" else {"other": losses["click"]}
+
+    def predict(self, batch: Any) -> dict[str, torch.Tensor]:
+        found = {name: torch.full((batch.num_targets,), -1.0) for name in ("click", "buy")}
+        if self._mistake == "label":
+            del found["buy"]
+        elif self._mistake == "size":
+            found["click"] = found["click"][1:]
+        elif self._mistake == "sign":
+            found["click"] += 1.5
+        return found
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("heads", r"forward\(\) has the heads other, and count_terms\(\) click, buy"),
+        ("label", r"predict\(\) returned nothing for the label buy, only click"),
+        ("size", r"predict\(\) returned \(31,\) for click, and the batch has 32 targets"),
+        ("sign", r"predict\(\) returned a value above 0 for click: it returns log-probabilities"),
+    ],
+)
+def test_mistakes_of_a_model_are_told(tmp_path: Path, mistake: str, message: str) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    config = make_config(folder, data={"evaluation": str(folder)}, run={"max_steps": 1})
+    with pytest.raises(ValueError, match=message):
+        Trainer(config, model=Wrong(mistake), out=str(tmp_path / "out"), say=lambda line: None).run()
+
+
+def test_a_model_without_a_method_or_ranks_without_a_group_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(make_folder(tmp_path / "log"))
+    with pytest.raises(ConfigError, match=r"the model has no count_terms\(\)"):
+        Trainer(config, model=torch.nn.Linear(1, 1))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 2, and there is no process group"):
+        Trainer(config)
+
+
 def test_what_cannot_be_trained_is_told(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", 3)
     with pytest.raises(RankFailedError, match="4 ranks share 3 samples"):
