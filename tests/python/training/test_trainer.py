@@ -29,7 +29,7 @@ def test_exact_sums_have_the_same_bits_for_any_ranks_and_micro_batches(tmp_path:
 
     alone, *others = train(1, run(1), run(4))
     assert alone["step"] == 8 and alone["rows"]
-    others += train(2, run(1), run(3)) + train(3, run(2)) + train(4, run(1), run(3))
+    others += train(3, run(1), run(2)) + train(4, run(1), run(3))
     assert all(same_bits(other, alone) for other in others)
 
 
@@ -65,7 +65,7 @@ def test_another_number_of_ranks_resumes_with_the_same_samples(tmp_path: Path) -
     first = Run(config=make_config(folder, run={"max_steps": 3}), model=ExactModel)
     second = Run(config=make_config(folder), resume=True, model=ExactModel)
     (whole,) = train(1, Run(config=make_config(folder), model=ExactModel))
-    for before, after in ((1, 3), (4, 1), (2, 4)):
+    for before, after in ((1, 3), (4, 2)):
         out = tmp_path / f"{before}-{after}"
         train(before, replace(first, out=out))
         (resumed,) = train(after, replace(second, out=out))
