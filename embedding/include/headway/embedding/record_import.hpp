@@ -45,8 +45,8 @@ class NoRoomForRecords : public std::runtime_error {
 
 /// Imports the records that a rank owns, each into the target that has its table. Records of other ranks and tables are
 /// dropped. Nothing counts as a lookup. Rows must be imported before pending keys.
-/// @throws NoRoomForRecords if there is none; base::UsageError if embeddings or states are of another width than those of
-///   a target
+/// @throws NoRoomForRecords if there is none
+/// @throws base::UsageError if embeddings or states are of another width than those of a target
 void import_records_of_rank(RecordColumns const& records, std::span<RecordTarget const> targets, std::uint32_t rank,
                             std::uint32_t num_ranks);
 
