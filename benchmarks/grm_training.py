@@ -36,6 +36,7 @@ DESCRIPTION = "training of generative recommenders from Parquet files: tokens pe
 
 _PRESETS = ("grm_4g", "grm_110g")
 _TARGETS = 8
+_TARGET_TIME = 1 << 40  #: Later than all histories.
 _EVENTS = ("item", "shop")
 
 
@@ -89,7 +90,7 @@ def write_samples(folder: Path, *, num_samples: int, options: argparse.Namespace
             offsets = pa.array(np.concatenate(([0], sizes.cumsum())).astype(np.int32))
             total = int(sizes.sum())
             values = {name: draw_zipf(draw, num_values=options.ids, exponent=1.05, size=total) for name in _EVENTS}
-            values["time"] = np.arange(total)
+            values["time"] = np.arange(total) + (_TARGET_TIME if prefix else 0)
             if prefix:
                 values |= {name: draw.integers(0, 2, total) for name in ("click", "buy")}
             else:

@@ -112,6 +112,13 @@ def test_operator_calls_times_each_pass(tmp_path: Path) -> None:
     assert all(point["median_s"] > 0 for point in points)
 
 
+def test_parquet_reader_is_compared_with_pyarrow(tmp_path: Path) -> None:
+    sizes = ("--samples", "64", "--batch", "16", "--ids", "1000")
+    points = run_benchmark("parquet_reader", tmp_path, "--rounds", "2", *sizes, plots=False)
+    assert [point["system"] for point in points] == ["headway", "pyarrow"]
+    assert all(point["rate"] > 0 for point in points)
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]

@@ -7,8 +7,8 @@ rows at a time. A thread joins them to batches, and keeps up to ``read_ahead`` s
 Example: 1,000 rows, a global batch of 64, 2 ranks: an epoch has 16 steps, and the last one has 40 rows. A reader that
 starts at epoch 0, step 10 gives the same steps as one that has read the first ten.
 
-Invariants: host memory is bounded by the steps in the queue and by ``chunk_rows`` rows for each open stream. An error
-of the thread is raised by the next call.
+Invariants: host memory is bounded by the steps in the queue and by ``chunk_rows`` rows for each open stream, or by the
+whole folder if it has less than 1 GiB. An error of the thread is raised by the next call.
 Complexity: each row is decoded once per epoch. A start within an epoch decodes the pages that it skips.
 """
 
@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from headway.data.order import Order, Piece, Turns, make_streams
-from headway.data.parquet import Chunk, ParquetFolder
+from headway.data.parquet import Chunk, ParquetFolder, RowGroup
 from headway.data.sample_batch import SampleBatch, Slice, collate
 
 #: Virtual streams of an epoch. More ranks than streams would leave some without rows.
 NUM_STREAMS = 256
+_MOST_KEPT_BYTES = 1 << 30  #: Decoded bytes of a folder whose row groups are kept while streams share them.
 _POLL_S = 0.5
 
 
@@ -155,16 +157,17 @@ class _Streams:
             of_streams = make_streams(groups, num_streams=reader._num_streams, seed=reader._seed, epoch=epoch)
             self._turns: Turns | None = Turns([sum(piece.num_rows for piece in pieces) for pieces in of_streams])
             taken = self._turns.taken(position)
-            self._cursors = {
-                stream: _Cursor(reader, pieces, int(taken[stream]))
-                for stream, pieces in enumerate(of_streams)
-                if stream % reader._num_ranks == reader._rank
+            own = {
+                stream: pieces for stream, pieces in enumerate(of_streams) if stream % reader._num_ranks == reader._rank
             }
+            row_groups = _RowGroups(reader, (piece for pieces in own.values() for piece in pieces))
+            self._cursors = {stream: _Cursor(row_groups, pieces, int(taken[stream])) for stream, pieces in own.items()}
             self._taken = taken
         else:
             # Stream s has the rows s, s + V, s + 2 V, ... of the folder, so every rank decodes all rows.
             self._turns = None
-            self._whole = _Cursor(reader, [Piece(group, 0, group.num_rows) for group in groups], position)
+            pieces = [Piece(group, 0, group.num_rows) for group in groups]
+            self._whole = _Cursor(_RowGroups(reader, pieces), pieces, position)
             self._num_streams, self._rank, self._num_ranks = reader._num_streams, reader._rank, reader._num_ranks
         self._position = position
 
@@ -187,31 +190,64 @@ class _Streams:
             yield Slice(rows.chunk, rows.begin + int(place), rows.begin + int(place) + 1)
 
 
+class _RowGroups:
+    """Decodes pieces of row groups for the cursors of an epoch.
+
+    A small folder is decoded once: each row group stays until its last piece was read, since several streams may have
+    parts of it. A large one is decoded ``chunk_rows`` rows at a time.
+    """
+
+    def __init__(self, reader: BatchReader, pieces: Iterable[Piece]) -> None:
+        self._folder, self._chunk_rows = reader.folder, reader._chunk_rows
+        self._keeps = reader.folder.num_bytes <= _MOST_KEPT_BYTES
+        self._num_pieces = Counter(piece.group for piece in pieces)
+        self._kept: dict[RowGroup, Chunk] = {}
+
+    def read(self, piece: Piece, begin: int) -> Iterator[Slice]:
+        """Yields the rows of a piece from row ``begin`` of its row group on."""
+        if not self._keeps:
+            for chunk in self._folder.chunks(piece.group, begin, piece.end, num_rows=self._chunk_rows):
+                yield Slice(chunk, 0, chunk.num_rows)
+            return
+        if piece.group not in self._kept:
+            (self._kept[piece.group],) = self._folder.chunks(
+                piece.group, 0, piece.group.num_rows, num_rows=piece.group.num_rows
+            )
+        yield Slice(self._kept[piece.group], begin, piece.end)
+        self.skip(piece)
+
+    def skip(self, piece: Piece) -> None:
+        """Forgets a piece that is not read, or not again."""
+        self._num_pieces[piece.group] -= 1
+        if self._num_pieces[piece.group] == 0:
+            self._kept.pop(piece.group, None)
+
+
 class _Cursor:
     """Reads the pieces of a stream in order."""
 
-    def __init__(self, reader: BatchReader, pieces: list[Piece], skipped: int) -> None:
-        self._chunks = self._all_chunks(reader, pieces, skipped)
-        self._chunk: Chunk | None = None
-        self._next = 0  #: The first row of the chunk that was not taken.
+    def __init__(self, row_groups: _RowGroups, pieces: list[Piece], skipped: int) -> None:
+        self._slices = self._all_slices(row_groups, pieces, skipped)
+        self._rest: Slice | None = None  #: Rows that were read and not taken.
 
     @staticmethod
-    def _all_chunks(reader: BatchReader, pieces: list[Piece], skipped: int) -> Iterator[Chunk]:
+    def _all_slices(row_groups: _RowGroups, pieces: list[Piece], skipped: int) -> Iterator[Slice]:
         for piece in pieces:
             begin = piece.begin + min(skipped, piece.num_rows)
             skipped -= begin - piece.begin
             if begin < piece.end:
-                yield from reader.folder.chunks(piece.group, begin, piece.end, num_rows=reader._chunk_rows)
+                yield from row_groups.read(piece, begin)
+            else:
+                row_groups.skip(piece)
 
     def take(self, num_rows: int) -> list[Slice]:
         slices: list[Slice] = []
         while num_rows > 0:
-            if self._chunk is None or self._next == self._chunk.num_rows:
-                self._chunk, self._next = next(self._chunks), 0
-            end = min(self._next + num_rows, self._chunk.num_rows)
-            slices.append(Slice(self._chunk, self._next, end))
-            num_rows -= end - self._next
-            self._next = end
+            rest = next(self._slices) if self._rest is None else self._rest
+            end = min(rest.begin + num_rows, rest.end)
+            slices.append(Slice(rest.chunk, rest.begin, end))
+            num_rows -= end - rest.begin
+            self._rest = Slice(rest.chunk, end, rest.end) if end < rest.end else None
         return slices
 
 
