@@ -33,8 +33,8 @@ def trained() -> HashTableCollection:
         ],
     )
     features = {name: (torch.arange(100), torch.full((20,), 5)) for name in ("item", "user")}
-    for embedding in tables(features).values():
-        (embedding * torch.randn_like(embedding)).sum().backward()
+    losses = [(embedding * torch.randn_like(embedding)).sum() for embedding in tables(features).values()]
+    torch.stack(losses).sum().backward()
     tables.optimizer.step()
     return tables.eval()
 
