@@ -150,12 +150,14 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
 
 
 def format_result(result: TrainingResult) -> str:
-    """Formats the end of a training: duration, quality by label, and where the checkpoint is."""
+    """Formats the end of a training: duration, quality by label, and where checkpoint and report are."""
     lines = [f"{'stopped' if result.stopped else 'trained'} at step {result.step} after {result.seconds:.1f} s"]
     if result.quality:
         lines.append(format_quality(result.quality))
     if result.checkpoint is not None:
         lines.append(f"checkpoint: {result.checkpoint}")
+    if result.report is not None:
+        lines.append(f"report: {result.report}")
     return "\n".join(lines)
 
 

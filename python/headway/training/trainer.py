@@ -43,6 +43,7 @@ from headway.nn.grm import GRM
 from headway.training.checkpoints import Checkpoints, Manifest, TrainingCheckpointError
 from headway.training.config import ConfigError, TrainingConfig, differences
 from headway.training.gradients import global_counts, loss_of, sum_gradients
+from headway.training.report import write_report
 
 
 class LossError(RuntimeError):
@@ -82,6 +83,7 @@ class TrainingResult:
         losses: mean loss of each head in the last steps.
         quality: of each label on the evaluation data; empty without them.
         checkpoint: the last one.
+        report: an HTML page with plots, on rank 0; None without ``out`` or without the packages for it.
         stopped: the training was stopped by SIGTERM, and may be resumed.
         seconds: duration.
     """
@@ -90,6 +92,7 @@ class TrainingResult:
     losses: Mapping[str, float]
     quality: Mapping[str, LabelQuality]
     checkpoint: Path | None
+    report: Path | None
     stopped: bool
     seconds: float
 
@@ -113,7 +116,7 @@ class Trainer:
         config: all settings.
         model: a ``TrainableModel``, equal on all ranks; None: a ``headway.nn.GRM``, the generative recommendation model
             that ``config.model`` describes.
-        out: folder for checkpoints and ``results.jsonl``; None: nothing is written.
+        out: folder for checkpoints, ``results.jsonl`` and ``report.html``; None: nothing is written.
         group: ranks of the training; None: the default group if there is one.
         say: called with each line of progress on rank 0.
         observe: called with each progress on every rank.
@@ -216,6 +219,7 @@ class Trainer:
         for name, of_label in quality.items():
             self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
         return TrainingResult(
+            report=self._write_report(),
             step=self.step,
             losses=losses,
             quality=quality,
@@ -495,6 +499,16 @@ class Trainer:
             f"{progress.tokens_per_s:,.0f} tokens/s{flops}, input wait {100 * progress.input_wait:.1f}%"
         )
         self._write({"kind": "progress"} | vars(progress))
+
+    def _write_report(self) -> Path | None:
+        if self.rank != 0 or self.out is None or not (self.out / "results.jsonl").exists():
+            return None
+        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        try:
+            return write_report(self.config, self.out, ranks=f"{ranks}, {self.device.type}")
+        except (ImportError, OSError) as error:  # The training itself has succeeded.
+            self._say(f"no report: {' '.join(str(error).split())}")
+            return None
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.rank == 0 and self.out is not None:

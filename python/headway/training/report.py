@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``write_report``: one HTML page about a training, from the lines of its ``results.jsonl``.
+
+A training that was resumed at an earlier step than its last line has some steps twice. The later lines count.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.training.config import TrainingConfig
+
+Row = Mapping[str, Any]
+
+_METRICS = {
+    "auc": "AUC",
+    "gauc": "GAUC",
+    "gauc_by_clicks": "by clicks",
+    "gauc_unweighted": "unweighted",
+    "normalized_entropy": "normalized entropy",
+    "num_targets": "targets",
+    "num_positive": "positive",
+}
+
+
+@dataclass(frozen=True)
+class Results:
+    """The lines of a training.
+
+    Attributes:
+        progress: fields of ``Progress``, by ascending step.
+        quality: fields of ``LabelQuality`` by label, of the last evaluation.
+    """
+
+    progress: Sequence[Row]
+    quality: Mapping[str, Row]
+
+
+def read_results(path: Path) -> Results:
+    """Reads ``results.jsonl``. A line that was cut, by a kill or a full disk, is left out."""
+    progress: list[Row] = []
+    quality: dict[str, Row] = {}
+    for row in _rows(path.read_text(encoding="utf-8").splitlines()):
+        if row.get("kind") == "progress":
+            while progress and progress[-1]["step"] >= row["step"]:
+                progress.pop()
+            progress.append(row)
+        elif row.get("kind") == "quality":
+            quality[row["label"]] = row
+    return Results(progress, quality)
+
+
+def _rows(lines: Iterable[str]) -> Iterable[Row]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def write_report(config: TrainingConfig, out: Path, *, ranks: str) -> Path:
+    """Writes ``report.html`` from ``results.jsonl``, both in folder ``out``; returns its path.
+
+    Args:
+        config: settings of the training.
+        out: folder of the training.
+        ranks: number and kind of the ranks.
+
+    Raises:
+        ImportError: matplotlib or jinja2 is not installed.
+        OSError: a file cannot be read or written.
+    """
+    import jinja2
+
+    results = read_results(out / "results.jsonl")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("report.html.j2").render(
+        ranks=ranks,
+        last=results.progress[-1] if results.progress else None,
+        plot=base64.b64encode(_plot(results.progress)).decode() if results.progress else None,
+        metrics=list(_METRICS.values()),
+        quality={label: [_cell(row[name]) for name in _METRICS] for label, row in results.quality.items()},
+        reasons=[f"{label}: {row['reason']}" for label, row in results.quality.items() if row["reason"]],
+        settings=config.toml(),
+    )
+    path = out / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _plot(progress: Sequence[Row]) -> bytes:
+    """Plots losses by head, tokens per second and the wait for input over steps; returns a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)  # Draws without a display.
+    losses, speed, wait = figure.subplots(1, 3)
+    steps = [row["step"] for row in progress]
+    for head in progress[-1]["losses"]:
+        losses.plot(steps, [row["losses"].get(head) for row in progress], label=head)
+    losses.legend()
+    speed.plot(steps, [row["tokens_per_s"] for row in progress])
+    wait.plot(steps, [100 * row["input_wait"] for row in progress])
+    for axes, title in ((losses, "mean loss"), (speed, "tokens/s of all ranks"), (wait, "wait for input (% of time)")):
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+    speed.set_ylim(bottom=0)
+    wait.set_ylim(bottom=0)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=120)
+    return png.getvalue()
