@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from headway._embedding import LookupBatch, TableLookup, ThreadPool
@@ -23,7 +22,7 @@ from headway.embedding.devices import resolve_device
 from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import merge_tables, merged_table_indices, table_id_of
 from headway.embedding.optimizer import TableOptimizer, unscaled_by
-from headway.embedding.process_groups import GroupOrLocal, resolve_group
+from headway.embedding.process_groups import GroupOrLocal, gather_scalars, resolve_group
 from headway.embedding.sharded_tables import NoRoomError, ShardedTables
 from headway.embedding.state_records import import_records
 from headway.embedding.table_records import Listing
@@ -280,9 +279,7 @@ class HashTableCollection(ShardedTables):
         own = torch.stack(norms).square().sum().sqrt()
         if self.process_group is None or self.num_ranks == 1:
             return own
-        norms_R = own.new_empty(self.num_ranks)
-        dist.all_gather_into_tensor(norms_R, own.view(1), group=self.process_group)
-        return norms_R.square().sum().sqrt()
+        return gather_scalars(own, self.process_group).square().sum().sqrt()
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies pending gradients by a number or a () tensor, which must be the same on all ranks."""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group of a collection: by default the world group."""
+"""The process group of a collection, by default the world group, and what its ranks gather."""
 
 from __future__ import annotations
 
 import enum
 from typing import Final, Literal
 
+import torch
 import torch.distributed as dist
 
 
@@ -41,3 +42,12 @@ def resolve_group(process_group: GroupOrLocal) -> dist.ProcessGroup | None:
             raise ValueError("this rank is not a member of process_group, so it cannot share its tables")
         raise ValueError(f"process_group must be a ProcessGroup, None or LOCAL, not {process_group!r}")
     return process_group
+
+
+def gather_scalars(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the () tensors of all ranks of a group as an (R,) tensor."""
+    of_ranks_R = own.new_empty(dist.get_world_size(group))
+    # PyTorch 2.14 renamed the function, and warns of the former name.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(of_ranks_R, own.view(1), group=group)
+    return of_ranks_R

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionAwaitable, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo, KJTListSplitsAwaitable
@@ -20,6 +19,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from headway.embedding import NoRoomError
 from headway.embedding.devices import resolve_device
 from headway.embedding.merging import merge_tables
+from headway.embedding.process_groups import gather_scalars
 from headway.embedding.state_records import add_records, take_records
 from headway.torchrec.exchange import Batch, CountsAwaitable, LocalKeysAwaitable
 from headway.torchrec.feature_order import FeatureOrder
@@ -155,9 +155,7 @@ class _DynamicCollection:
     def _expect_room(self, batches: Sequence[Batch]) -> None:
         """Raises NoRoomError on all ranks if a key got no row. Embeddings are being sent already, so no rank hangs."""
         own = torch.stack([batch.lookup.own_refused(batch.begun) for batch in batches]).sum()
-        refused_R = own.new_empty(self._env.world_size)
-        dist.all_gather_into_tensor(refused_R, own.view(1), group=self._env.process_group)
-        refused = int(refused_R.sum())
+        refused = int(gather_scalars(own, self._env.process_group).sum())
         if refused > 0:
             raise NoRoomError(f"{refused} ids got no row: their table is full")
 

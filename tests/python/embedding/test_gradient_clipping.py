@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from headway.embedding import Constant, FeatureConfig, HashTableCollection, Sgd, TableConfig, clip_grad_norm_
+from headway.embedding.process_groups import gather_scalars
 from rank_processes import run_ranks
 
 IDS = torch.tensor([3, -7, 3, 2**40, 8, -7])
@@ -120,3 +122,14 @@ def test_gradients_that_are_not_finite_are_told() -> None:
 def test_without_gradients_the_norm_is_zero() -> None:
     model = Model()
     assert float(clip_grad_norm_(model.dense.parameters(), 1.0, tables=[model.tables])) == 0
+
+
+def gather_with_errors(rank: int) -> list[float]:
+    """PyTorch 2.14 and later warn of the former name of the function that gathers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return gather_scalars(torch.tensor(rank + 0.5), dist.group.WORLD).tolist()
+
+
+def test_scalars_of_all_ranks_are_gathered_without_a_warning() -> None:
+    assert run_ranks(gather_with_errors, 2) == [[0.5, 1.5]] * 2
