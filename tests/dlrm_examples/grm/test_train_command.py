@@ -31,7 +31,8 @@ def test_without_a_file_it_trains_on_generated_logs_and_resumes(
     assert main([*options, "--set", "run.max_steps=6"]) == 0
     resumed = capsys.readouterr().out
     assert "resumed at step 4 of 6" in resumed and "step_00000006" in resumed
-    assert [line.split()[0] for line in resumed.splitlines()[-4:-1]] == ["label", "click", "buy"]
+    ends = ["label", "click", "buy", "checkpoint:", "report:"]
+    assert [line.split()[0] for line in resumed.splitlines()[-5:]] == ends
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row.get("step") for row in rows] == [2, 4, 6, 6, 6]
 
