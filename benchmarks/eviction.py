@@ -28,7 +28,6 @@ from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollectio
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from dlrm_examples.support.text_table import format_table, format_time
@@ -138,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--keys: at most a quarter of --rows expected")
     if options.ahead > 0 and options.device == "cpu":
         parser.error("--ahead: only with --device cuda, since a table on the CPU works in the call")
-    return measure_and_report("eviction", parser, options, measure=measure, format_points=format_points, panels=_panels)
+    return measure_and_report("eviction", parser, options, measure=measure, format_points=format_points)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
@@ -210,11 +209,6 @@ def format_points(points: Sequence[Point]) -> str:
 def _middle_and_ends(ascending: Sequence[float]) -> tuple[float, float, float]:
     """Returns the least, the median and the greatest number."""
     return ascending[0], statistics.median(ascending), ascending[-1]
-
-
-def _panels(points: Sequence[Point]) -> list[Panel]:
-    del points  # One number a point: the table says it all.
-    return []
 
 
 if __name__ == "__main__":

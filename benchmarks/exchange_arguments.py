@@ -17,7 +17,6 @@ import torch
 from headway.embedding.keys import all_to_all_arguments, by_table
 
 from benchmarks.harness.arguments import make_parser
-from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from dlrm_examples.support.text_table import format_table, format_time
@@ -33,9 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = make_parser("exchange_arguments", DESCRIPTION, ranks=(8, 128, 1024), rounds=5)
     options = parser.parse_args(argv)
-    return measure_and_report(
-        "exchange_arguments", parser, options, measure=measure, format_points=format_points, panels=_panels
-    )
+    return measure_and_report("exchange_arguments", parser, options, measure=measure, format_points=format_points)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
@@ -85,11 +82,6 @@ def format_points(points: Sequence[Point]) -> str:
         for point in points
     ]
     return format_table(("ranks", "call", "time", "for each rank"), rows)
-
-
-def _panels(points: Sequence[Point]) -> list[Panel]:
-    del points  # Few numbers: the table says it all.
-    return []
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from headway.training.trainer import Progress
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from dlrm_examples.support.data.zipf import draw_zipf
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
     return measure_and_report(
-        "grm_training", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+        "grm_training", parser, parser.parse_args(argv), measure=measure, format_points=format_points
     )
 
 
@@ -159,7 +158,3 @@ def format_points(points: Sequence[Point]) -> str:
         for point in points
     ]
     return format_table(("model", "a step", "thousand tokens/s", "TFLOP/s", "MFU", "input wait", "peak memory"), rows)
-
-
-def _panels(points: Sequence[Point]) -> list[Panel]:
-    return []

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from dlrm_examples.support.text_table import format_table, format_time
@@ -43,9 +42,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--calls", type=whole_number(1), default=200, metavar="N",
                         help="calls of a round (default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
-    return measure_and_report(
-        "operator_calls", parser, options, measure=measure, format_points=format_points, panels=_panels
-    )
+    return measure_and_report("operator_calls", parser, options, measure=measure, format_points=format_points)
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
@@ -150,11 +147,6 @@ def format_points(points: Sequence[Point]) -> str:
     names = dict.fromkeys(point.params["operator"] for point in points)
     rows = [(name, *(format_time(medians[name, each]) for each in _PASSES)) for name in names]
     return format_table(("operator", "no gradients", "forward", "forward and backward"), rows)
-
-
-def _panels(points: Sequence[Point]) -> list[Panel]:
-    del points  # Three numbers an operator: the table says it all.
-    return []
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from headway.data import BatchReader, ParquetFolder, SampleSchema
 from benchmarks.grm_training import write_samples
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.pairing import median_interval
-from benchmarks.harness.plots import Panel
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from dlrm_examples.support.text_table import format_ratio, format_table, format_time
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--mean", type=float, default=600, help="mean length (default: %(default)s)")
     return measure_and_report(
-        "parquet_reader", parser, parser.parse_args(argv), measure=measure, format_points=format_points, panels=_panels
+        "parquet_reader", parser, parser.parse_args(argv), measure=measure, format_points=format_points
     )
 
 
@@ -112,7 +111,3 @@ def format_points(points: Sequence[Point]) -> str:
         for point in points
     ]
     return format_table(("system", "all files", "GB/s", "speed of pyarrow (95%)"), rows)
-
-
-def _panels(points: Sequence[Point]) -> list[Panel]:
-    return []

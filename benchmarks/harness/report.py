@@ -20,10 +20,10 @@ def measure_and_report(
     *,
     measure: Callable[[argparse.Namespace], Sequence[Point]],
     format_points: Callable[[Sequence[Point]], str],
-    panels: Callable[[Sequence[Point]], list[Panel]],
+    panels: Callable[[Sequence[Point]], list[Panel]] = lambda points: [],
 ) -> int:
     """Measures, prints the table, and saves the points (``--json``) and a plot of the panels (``NAME.png`` in
-    ``--out``).
+    ``--out``). By default there are no panels: where each line has few numbers, the table says it all.
 
     Returns:
         the exit status: 1, after one line that says why, if the measurement failed.

@@ -14,6 +14,7 @@ Invariant: the probabilities are in the files, in column ``click_probability``, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ _LIKED, _OTHER = 0.8, 0.1  #: Probability of a click.
 def write_log(folder: Path, *, num_samples: int, seed: int, first_user: int = 0, row_group: int = 128) -> None:
     """Writes samples with 8 to 31 events of history and 4 targets each, as one Parquet file in a new folder."""
     draw = np.random.default_rng(seed)
-    columns: dict[str, list[object]] = {name: [] for name in _COLUMNS}
+    columns: dict[str, list[object]] = defaultdict(list)
     for user in range(first_user, first_user + num_samples):
         liked = draw.choice(NUM_TOPICS, 2, replace=False)
         history, targets = int(draw.integers(8, 32)), 4
@@ -59,18 +60,3 @@ def write_log(folder: Path, *, num_samples: int, seed: int, first_user: int = 0,
             columns[name].append(value.tolist() if isinstance(value, np.ndarray) else value)
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), folder / "log.parquet", row_group_size=row_group)
-
-
-_COLUMNS = (
-    "user",
-    "item",
-    "topic",
-    "action",
-    "time",
-    "target_item",
-    "target_topic",
-    "target_time",
-    "click",
-    "buy",
-    "click_probability",
-)

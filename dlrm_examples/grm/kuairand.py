@@ -89,8 +89,7 @@ class _Rows:
         has_profile = profile.lengths.numpy() == width
         self.profile[has_profile] = profile.values.numpy()[starts[has_profile, None] + np.arange(width)]
         self.earlier = _by_user(earlier.user_ids, earlier.times, earlier.items)
-        of_video = {int(video): row for row, video in enumerate(self.events["video"])}
-        self._row_of_video = of_video
+        self._row_of_video = {int(video): row for row, video in enumerate(self.events["video"])}
 
     def samples(self) -> Iterator[tuple[dict[str, Any], bool]]:
         """Yields samples, and whether they are of the last day."""

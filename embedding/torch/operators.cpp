@@ -7,7 +7,7 @@
 // call of a custom class costs Python 5 to 10 us, and one of a bound function 1 to 3 us (docs/design/operators.md).
 // look_up() is an operator, so that torch.export keeps a lookup as one call.
 //
-// Example: tests/embedding/torch/look_up.cpp makes a table and a lookup, and calls the operator.
+// Example: examples/torch_consumer/look_up.cpp makes a table and a lookup, and calls the operator.
 //
 // Invariant: a saved program has the name of its lookup only (lookup_registry.hpp).
 

@@ -3,9 +3,8 @@
 // Import of records: which of them a rank takes, and the table that gets them. Files and states share it.
 //
 // Example: records were written when the tables 1 and 2 were merged. Now table 1 is merged with 3, table 2 stands
-// alone,
-//   and two ranks share the keys. Rank 0 gives its half of the records of table 1 to one target, and of table 2 to
-//   another.
+// alone, and two ranks share the keys. Rank 0 gives its half of the records of table 1 to one target, and of table 2
+// to another.
 // Invariant: a record goes to one target of one rank.
 // Complexity: a record is copied once, into the memory that Table::import_records() takes.
 

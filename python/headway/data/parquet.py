@@ -166,23 +166,23 @@ class ParquetFolder:
         )
 
     def _check_values(self, lists: Mapping[str, tuple[Integers, Integers]], group: RowGroup, first: int) -> None:
-        if self.schema.time is not None:
-            _expect_history_first(*lists[self.schema.time], *lists[TARGET + self.schema.time], group, first)
+        time = self.schema.time
+        if time is not None:
+            _expect_history_first(*lists[time], *lists[TARGET + time], group, first)
         for name in self.schema.labels:
             offsets, values = lists[name]
             wrong = np.flatnonzero((values != 0) & (values != 1))
             if len(wrong) > 0:
                 place = _place(group, first, offsets, int(wrong[0]))
                 raise DataError(f"{place}: label {name} is {values[wrong[0]]}, not 0 or 1")
-        for name in self.schema.list_columns:
-            if name in (self.schema.time, f"target_{self.schema.time}"):
-                offsets, values = lists[name]
-                is_first = np.zeros(len(values) + 1, bool)  # A sample may start earlier than the one before it ends.
-                is_first[offsets] = True
-                back = np.flatnonzero((np.diff(values) < 0) & ~is_first[1:-1]) + 1
-                if len(back) > 0:
-                    place = _place(group, first, offsets, int(back[0]))
-                    raise DataError(f"{place}: the times in {name} are not ascending")
+        for name in (time, TARGET + time) if time is not None else ():
+            offsets, values = lists[name]
+            is_first = np.zeros(len(values) + 1, bool)  # A sample may start earlier than the one before it ends.
+            is_first[offsets] = True
+            back = np.flatnonzero((np.diff(values) < 0) & ~is_first[1:-1]) + 1
+            if len(back) > 0:
+                place = _place(group, first, offsets, int(back[0]))
+                raise DataError(f"{place}: the times in {name} are not ascending")
 
 
 def _expect_history_first(

@@ -54,6 +54,11 @@ class SampleBatch:
     def num_targets(self) -> int:
         return len(next(iter(self.labels.values())))
 
+    @property
+    def event_lengths(self) -> torch.Tensor:
+        """Number of events of each sample, its targets included, (B,) int64."""
+        return self.history_lengths + self.target_lengths
+
     def to(self, device: torch.device) -> SampleBatch:
         """Copies the batch to a device. From pinned memory the copy is asynchronous."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

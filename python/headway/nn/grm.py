@@ -207,7 +207,7 @@ class GRM(nn.Module):
         experts.
         """
         layer, num_context = self.config.layer(), len(self.schema.context)
-        lengths = (batch.history_lengths + batch.target_lengths + num_context).double()
+        lengths = (batch.event_lengths + num_context).double()
         per_token = 2 * layer.dim * (sum(layer.projection_widths) + layer.output_width)
         attention = layer.num_heads * (layer.qk_dim + layer.v_dim) * float(lengths.square().sum())
         experts = 4 * self.config.num_experts * layer.dim * self.config.expert_hidden * batch.num_targets

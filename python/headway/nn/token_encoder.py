@@ -102,13 +102,14 @@ class TokenEncoder(nn.Module):
         """
         dtype = self.events.weight.dtype
         embeddings = {name: rows.to(dtype) for name, rows in self.tables(self._features(batch)).items()}
-        lengths = batch.history_lengths + batch.target_lengths
-        event_offsets = _offsets(lengths)
+        event_offsets = _offsets(batch.event_lengths)
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
         events = self.events(of_events)
         if self.actions is not None:
             of_actions = self.actions(torch.cat([embeddings[name] for name in self.schema.actions], dim=1))
-            events = events.index_add(0, self._history_places(batch, event_offsets), of_actions.to(events.dtype))
+            events = events.index_add(
+                0, _first_places(event_offsets, batch.history_lengths), of_actions.to(events.dtype)
+            )
         x, offsets = events, event_offsets
         num_context = len(self.schema.context)
         if num_context > 0:
@@ -125,16 +126,12 @@ class TokenEncoder(nn.Module):
 
     def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
         ones = torch.ones_like(batch.history_lengths)
-        lengths = batch.history_lengths + batch.target_lengths
+        lengths = batch.event_lengths
         return {
             **{name: (ids, ones) for name, ids in batch.context.items()},
             **{name: (ids, lengths) for name, ids in batch.events.items()},
             **{name: (ids, batch.history_lengths) for name, ids in batch.actions.items()},
         }
-
-    def _history_places(self, batch: SampleBatch, event_offsets: Tensor) -> Tensor:
-        """Returns the event of each history event, (H,)."""
-        return _first_places(event_offsets, batch.history_lengths)
 
     def _sequences(self, batch: SampleBatch, offsets: Tensor, seed: int, step: int) -> Sequences:
         num_context = len(self.schema.context)

@@ -26,7 +26,7 @@ from headway.data import DataError
 from headway.evaluation import LabelQuality
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import ConfigError, TrainingConfig
-from headway.training.trainer import LossError, Trainer, TrainingResult
+from headway.training.trainer import LossError, Trainer, TrainingResult, format_ranks
 
 _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on generated logs"
 #: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
@@ -141,9 +141,8 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
         if trainer.resume(path) and rank == 0:
             say(f"resumed at step {trainer.step} of {trainer.num_steps}")
     if rank == 0:
-        ranks = "1 rank" if trainer.num_ranks == 1 else f"{trainer.num_ranks} ranks"
         say(
-            f"{ranks} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
+            f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
             f"{trainer.num_steps:,} steps of {job.config.data.global_batch}"
         )
     return trainer.run()

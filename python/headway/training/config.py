@@ -10,7 +10,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -28,7 +28,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the samples are, and how they are read.
+    """Folders of samples, and the way they are read.
 
     Attributes:
         train: folder of Parquet files.
@@ -112,8 +112,7 @@ class ModelConfig:
         except ValueError as error:
             raise ConfigError(f"[model]: {error}") from error
         embedding_dim = changes.pop("embedding_dim", base.embedding_dim) * self.dimension_factor
-        values = {each.name: getattr(base, each.name) for each in fields(GRMConfig)}
-        return GRMConfig(**values | changes | {"embedding_dim": embedding_dim, "given": dict(self.given)})
+        return replace(base, **changes, embedding_dim=embedding_dim, given=dict(self.given))
 
 
 @dataclass(frozen=True, kw_only=True)

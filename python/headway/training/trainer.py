@@ -19,6 +19,7 @@ epoch and step alone, so a training may resume with another number of ranks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -188,11 +189,11 @@ class Trainer:
             else Checkpoints(self.out / "checkpoints", keep=config.checkpoint.keep, group=self.group)
         )
 
-    @property
+    @functools.cached_property
     def steps_per_epoch(self) -> int:
         return self._reader().steps_per_epoch
 
-    @property
+    @functools.cached_property
     def num_steps(self) -> int:
         """Steps of the whole training."""
         steps = self.config.run.epochs * self.steps_per_epoch
@@ -299,8 +300,9 @@ class Trainer:
             collection.optimizer.zero_grad()
 
     def _step(self, step: StepBatch, window: _Window) -> None:
-        heads = list(self.model.count_terms(step.batches[0]))
-        of_rank = [sum(self.model.count_terms(batch)[name] for batch in step.batches) for name in heads]
+        terms = [self.model.count_terms(batch) for batch in step.batches]
+        heads = list(terms[0])
+        of_rank = [sum(of_batch[name] for of_batch in terms) for name in heads]
         num_context = len(self.config.data.context)
         tokens = sum(batch.num_events + num_context * batch.num_samples for batch in step.batches)
         added = global_counts([*of_rank, tokens, int(self._got_signal)], self.group, self.device)
@@ -402,12 +404,8 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise ValueError("a trainer without a folder saves no checkpoints")
-        tables_names = {f"{name}." for name, module in self.model.named_modules() if module in self.tables}
-        model = {
-            name: value
-            for name, value in self.model.state_dict().items()
-            if not any(name.startswith(prefix) for prefix in tables_names)
-        }
+        prefixes = self._table_prefixes()
+        model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
         dense = {"model": model, "optimizer": self.optimizer.state_dict()}
         manifest = Manifest(self.step, self._next, self.num_ranks, self.folder.fingerprint, self.config.as_dict())
         return self._checkpoints.save(manifest, dense, self.tables)
@@ -437,7 +435,7 @@ class Trainer:
         if found:
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
         dense = Checkpoints.load_dense(path)
-        prefixes = tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
+        prefixes = self._table_prefixes()
         try:
             missing, unexpected = self.model.load_state_dict(dense["model"], strict=False)
         except RuntimeError as error:  # A shape differs.
@@ -456,6 +454,10 @@ class Trainer:
             collection.load(path / f"tables_{index}")
         self.step, self._next = manifest.step, manifest.next
         return True
+
+    def _table_prefixes(self) -> tuple[str, ...]:
+        """Returns how names of the tables begin in the state of the model. Tables are saved apart."""
+        return tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
 
     @contextlib.contextmanager
     def _stopping_on_sigterm(self) -> Iterator[None]:
@@ -503,9 +505,8 @@ class Trainer:
     def _write_report(self) -> Path | None:
         if self.rank != 0 or self.out is None or not (self.out / "results.jsonl").exists():
             return None
-        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
         try:
-            return write_report(self.config, self.out, ranks=f"{ranks}, {self.device.type}")
+            return write_report(self.config, self.out, ranks=f"{format_ranks(self.num_ranks)}, {self.device.type}")
         except (ImportError, OSError) as error:  # The training itself has succeeded.
             self._say(f"no report: {' '.join(str(error).split())}")
             return None
@@ -515,6 +516,10 @@ class Trainer:
             self.out.mkdir(parents=True, exist_ok=True)
             with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(row)) + "\n")
+
+
+def format_ranks(num_ranks: int) -> str:
+    return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
 
 
 def _device(name: str) -> torch.device:
