@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <utility>
@@ -50,8 +51,29 @@ TEST_P(VectorKernelsTest, SumsAreTakenInTheOrderOfTheirTerms) {
         }
         GetParam().add(dim, count, vectors.data(), given, sum.data());
         ASSERT_EQ(sum, expected) << "dim " << dim << ", " << count << " vectors";
+
+        Values zeros(dim), written(dim, std::numeric_limits<float>::quiet_NaN());
+        GetParam().add(dim, count, vectors.data(), given, zeros.data());
+        GetParam().sum(dim, count, vectors.data(), given, written.data());
+        ASSERT_EQ(written, zeros) << "dim " << dim << ", " << count << " vectors";
       }
     }
+  }
+}
+
+TEST_P(VectorKernelsTest, ValuesAreFiniteUnlessOneIsInfiniteOrNan) {
+  using Limits = std::numeric_limits<float>;
+  for (std::size_t const size : {0, 1, 15, 16, 17, 100}) {
+    Values values(size, -Limits::max());
+    EXPECT_TRUE(GetParam().are_finite(size, values.data()));
+    for (std::size_t at = 0; at < size; ++at) {
+      for (float const bad : {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), -Limits::quiet_NaN()}) {
+        values[at] = bad;
+        EXPECT_FALSE(GetParam().are_finite(size, values.data())) << size << " values, " << bad << " at " << at;
+      }
+      values[at] = at % 2 == 0 ? Limits::denorm_min() : -0.0F;
+    }
+    EXPECT_TRUE(GetParam().are_finite(size, values.data()));
   }
 }
 

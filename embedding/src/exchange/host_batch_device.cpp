@@ -8,10 +8,10 @@
 #include "headway/base/status.hpp"
 #include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/routing.hpp"
+#include "headway/kernels/vector_kernels.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -217,7 +217,7 @@ class HostBatchDevice final : public BatchDevice {
   }
   void scale_by(std::span<float> values, float const* factor) override { scale(values, *factor); }
   void mark_finite(std::span<float const> values, float* mark) override {
-    bool const are_finite = std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+    bool const are_finite = kernels::fastest_vector_kernels().are_finite(values.size(), values.data());
     *mark = are_finite ? 1 : std::numeric_limits<float>::quiet_NaN();
   }
   void add_squares(KeyValues const& values, std::size_t /*dim*/, double* sum) override {

@@ -5,13 +5,14 @@ namespace headway::embedding {
 
 namespace {
 
-/// (ranks) Floats of each block.
+/// (ranks) Floats of each block of a buffer. That of this rank is empty, because its rows stay where they are.
 std::vector<std::size_t> block_sizes(std::span<SentRows const> tables, std::span<std::size_t const> SentRows::*rows,
-                                     std::size_t num_ranks, std::size_t num_notes) {
+                                     std::size_t num_ranks, std::size_t own, std::size_t num_notes) {
   std::vector<std::size_t> sizes(num_ranks, num_notes);
   for (auto const& table : tables) {
     for (std::size_t rank = 0; rank < num_ranks; ++rank) sizes[rank] += (table.*rows)[rank] * table.width;
   }
+  sizes[own] = 0;
   return sizes;
 }
 
@@ -19,28 +20,31 @@ std::vector<std::size_t> block_sizes(std::span<SentRows const> tables, std::span
 
 RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<SentRows const> tables,
                          Block<float> const& notes)
-    : device_(device), num_notes_(notes.size()) {
+    : device_(device), own_(static_cast<std::size_t>(exchanger.rank())), num_notes_(notes.size()) {
   auto const num_ranks = static_cast<std::size_t>(exchanger.size());
-  auto const own = static_cast<std::size_t>(exchanger.rank());
   for (auto const& table : tables) {
     auto& received = received_.emplace_back();
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-      if (rank != own) num_sent_ += table.sent[rank] * table.width;
+      if (rank != own_) num_sent_ += table.sent[rank] * table.width;
       received.push_back(table.received[rank] * table.width);
     }
   }
   if (is_in_place()) {  // The rows of one table lie in the order of a buffer already.
-    auto const& table = tables.front();
-    sends_ = std::make_unique<RankBlocks<float>>(table.values, block_sizes(tables, &SentRows::sent, num_ranks, 0));
+    std::vector<std::size_t> sizes;
+    for (std::size_t const count : tables.front().sent) sizes.push_back(count * tables.front().width);
+    sends_ = std::make_unique<RankBlocks<float>>(tables.front().values, sizes);
     receives_ = std::make_unique<RankBlocks<float>>(device, received_.front());
     exchange_ = start_exchange(exchanger, *sends_, *receives_);
     return;
   }
-  sends_ = std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::sent, num_ranks, num_notes_));
-  receives_ =
-      std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::received, num_ranks, num_notes_));
+  sends_ =
+      std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::sent, num_ranks, own_, num_notes_));
+  receives_ = std::make_unique<RankBlocks<float>>(
+      device, block_sizes(tables, &SentRows::received, num_ranks, own_, num_notes_));
   std::vector<CopyPiece> pieces;
-  auto const append = [&](std::size_t rank, std::span<float const> values) {
+  auto const append = [&](std::size_t rank, Block<float> const& block, std::size_t first, std::size_t count) {
+    auto const values = block.span.subspan(first, count);
+    if (rank == own_) return own_rows_.push_back({values, block.owner});
     pieces.push_back(
         {.to = sends_->take(rank, values.size()).data(), .from = values.data(), .num_bytes = values.size_bytes()});
   };
@@ -48,11 +52,11 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
     std::size_t first = 0;
     for (std::size_t rank = 0; rank < num_ranks; ++rank) {
       std::size_t const count = table.sent[rank] * table.width;
-      append(rank, table.values.span.subspan(first, count));
+      append(rank, table.values, first, count);
       first += count;
     }
   }
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) append(rank, notes.span);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) append(rank, notes, 0, num_notes_);
   device.copy(pieces);
   exchange_ = start_exchange(exchanger, *sends_, *receives_);
 }
@@ -65,8 +69,10 @@ std::vector<Block<float>> RowExchange::finish() {
   }
   std::vector<Block<float>> result;
   std::vector<CopyPiece> pieces;
+  auto own_rows = own_rows_.begin();
   auto const take = [&](std::size_t rank, std::span<float> to) {
-    pieces.push_back({.to = to.data(), .from = receives_->take(rank, to.size()).data(), .num_bytes = to.size_bytes()});
+    auto const from = rank == own_ ? (own_rows++)->span : receives_->take(rank, to.size());
+    pieces.push_back({.to = to.data(), .from = from.data(), .num_bytes = to.size_bytes()});
   };
   std::size_t const num_ranks = receives_->num_ranks();
   for (auto const& counts : received_) {
@@ -82,6 +88,7 @@ std::vector<Block<float>> RowExchange::finish() {
   for (std::size_t rank = 0; rank < num_ranks; ++rank) take(rank, notes_.span.subspan(rank * num_notes_, num_notes_));
   device_.copy(pieces);
   sends_.reset();
+  own_rows_.clear();
   return result;
 }
 

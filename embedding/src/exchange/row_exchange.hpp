@@ -5,7 +5,7 @@
 //
 // Example: two merged tables with 1 and 2 columns, 2 ranks, and one note. A rank has 1 and 2 rows of the first table
 // for the ranks, and 1 and 0 of the second. Its block for rank 0 has 1 + 2 + 1 floats, and that for rank 1 has 2 + 0
-// + 1.
+// + 1. Each rank keeps its block for itself out of the exchange.
 
 #pragma once
 
@@ -44,8 +44,11 @@ class RowExchange {
 
   BatchDevice& device_;
   std::vector<std::vector<std::size_t>> received_;  ///< (merged tables)(ranks) Floats.
+  std::size_t own_;                                 ///< This rank.
   std::size_t num_notes_, num_sent_ = 0;
   std::unique_ptr<RankBlocks<float>> sends_, receives_;
+  /// Rows of each merged table, and the notes, that this rank sends to itself. finish() copies them.
+  std::vector<Block<float>> own_rows_;
   Block<float> notes_;
   std::unique_ptr<Exchanger::Exchange> exchange_;
 };

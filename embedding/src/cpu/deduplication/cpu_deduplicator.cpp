@@ -25,6 +25,7 @@
 #include "saturating_sum.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 #include <numeric>
@@ -182,20 +183,24 @@ void CpuDeduplicator::expand(UniqueKeys const& unique, Bags const& bags, std::sp
   std::lock_guard const lock(mutex_);
   auto const& vector_kernels = kernels::fastest_vector_kernels();
   auto const value_of = [&](std::size_t key) { return values.subspan(unique.inverse_indices[key] * dim, dim); };
+  constexpr std::size_t kValuesAtOnce = 16;  // Values added per call of the kernel.
   std::size_t const bag_bytes = (unique.inverse_indices.size() / (num_bags + 1) + 1) * dim * sizeof(float);
-  thread_pool_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
-    for (std::size_t bag = first; bag < end; ++bag) {
+  thread_pool_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t last) {
+    for (std::size_t bag = first; bag < last; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
       if (bags.offsets.empty() && bags.weights.empty()) {
         std::ranges::copy(value_of(bag), sum.begin());
         continue;
       }
-      std::ranges::fill(sum, 0);
       auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
-      auto const after = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
-      for (std::size_t key = begin; key < after; ++key) {
-        auto const* const value = value_of(key).data();
-        vector_kernels.add(dim, 1, &value, bags.weights.empty() ? nullptr : &bags.weights[key], sum.data());
+      auto const end = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
+      if (begin == end) std::ranges::fill(sum, 0);
+      for (std::size_t key = begin; key < end; key += kValuesAtOnce) {
+        std::array<float const*, kValuesAtOnce> members;
+        std::size_t const count = std::min(kValuesAtOnce, end - key);
+        for (std::size_t i = 0; i < count; ++i) members[i] = value_of(key + i).data();
+        auto const into = key == begin ? vector_kernels.sum : vector_kernels.add;
+        into(dim, count, members.data(), bags.weights.empty() ? nullptr : &bags.weights[key], sum.data());
       }
     }
   });

@@ -46,18 +46,19 @@ class CpuSegmentedSum {
 
   /// Sets `sum` (dim) to the weighted sum for unique key `index`. Any thread may call it.
   void reduce(std::size_t index, std::span<float> sum) const {
-    std::ranges::fill(sum, 0);
     std::array<float const*, kValuesAtOnce> values;
     std::array<float, kValuesAtOnce> weights;
-    std::size_t const end = csr_.csr_offsets[index + 1];
-    for (std::size_t first = csr_.csr_offsets[index]; first < end; first += kValuesAtOnce) {
+    std::size_t const begin = csr_.csr_offsets[index], end = csr_.csr_offsets[index + 1];
+    if (begin == end) std::ranges::fill(sum, 0);
+    for (std::size_t first = begin; first < end; first += kValuesAtOnce) {
       std::size_t const count = std::min(kValuesAtOnce, end - first);
       for (std::size_t i = 0; i < count; ++i) {
         std::size_t const key = csr_.csr_indices[first + i], bag = bag_of_.empty() ? key : bag_of_[key];
         values[i] = &values_[bag * dim_];
         if (!weights_.empty()) weights[i] = weights_[key];
       }
-      kernels_.add(dim_, count, values.data(), weights_.empty() ? nullptr : weights.data(), sum.data());
+      auto const into = first == begin ? kernels_.sum : kernels_.add;
+      into(dim_, count, values.data(), weights_.empty() ? nullptr : weights.data(), sum.data());
     }
   }
 

@@ -50,6 +50,14 @@ class CpuTable::BagReader {
       table_.read_or_initialise(keys_, index, rows_[index], out);
     }
   }
+  /// Copies the embeddings of the members from `first` to `end` to their rows of `out`.
+  void copy_all(std::size_t first, std::size_t end, std::span<float> out) {
+    std::size_t const dim = table_.options_.dim;
+    for (std::size_t at = first; at < end; at += kRowsAtOnce) {
+      std::size_t const count = std::min(kRowsAtOnce, end - at);
+      table_.vector_kernels_.gather(dim, {.at = locate(at, count), .count = count}, {}, &out[at * dim]);
+    }
+  }
   /// (count) Embeddings of the members from `first` on, at most kRowsAtOnce. Valid until the next call.
   float const* const* locate(std::size_t first, std::size_t count) {
     std::size_t const dim = table_.options_.dim;
@@ -145,6 +153,7 @@ void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows,
   std::size_t const bag_bytes = (inverse_indices.size() / (num_bags + 1) + 1) * dim * sizeof(float);
   thread_pool_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
     BagReader reader(*this, keys, rows, inverse_indices);
+    if (bags.offsets.empty() && bags.weights.empty()) return reader.copy_all(first, end, out);
     for (std::size_t bag = first; bag < end; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
       auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
@@ -153,11 +162,12 @@ void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows,
         reader.copy(begin, sum);
         continue;
       }
-      std::ranges::fill(sum, 0);
+      if (begin == after) std::ranges::fill(sum, 0);
       for (std::size_t at = begin; at < after; at += kRowsAtOnce) {
         std::size_t const count = std::min(kRowsAtOnce, after - at);
         float const* const weights = bags.weights.empty() ? nullptr : &bags.weights[at];
-        vector_kernels_.add(dim, count, reader.locate(at, count), weights, sum.data());
+        auto const into = at == begin ? vector_kernels_.sum : vector_kernels_.add;
+        into(dim, count, reader.locate(at, count), weights, sum.data());
       }
     }
   });

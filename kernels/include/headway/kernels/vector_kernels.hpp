@@ -19,7 +19,13 @@ struct VectorKernels {
 
   char const* instruction_set;
   /// sum[c] += weights[i] * vectors[i][c] for each i below `count`, in order. Null weights are all 1.
-  void (*add)(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum);
+  using Sum = void (*)(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights,
+                       float* sum);
+  Sum add;
+  /// Same as add() to a sum of zeros, which need not be written first.
+  Sum sum;
+  /// Is no value infinite or NaN?
+  bool (*are_finite)(std::size_t size, float const* values);
   /// List of row pointers.
   struct Vectors {
     float const* const* at;  ///< (count)

@@ -22,6 +22,7 @@
 #include "headway/kernels/weight_update.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -38,12 +39,12 @@ inline void store(Lanes const& from, float* to) { __builtin_memcpy(to, &from, si
 
 // Sums of rows.
 
-/// Adds `count` rows for `kBlocks` times kLanes columns, with the sums in registers.
-template <std::size_t kBlocks>
-inline void add_columns(std::size_t column, std::size_t count, float const* const* vectors, float const* weights,
+/// Sums `count` rows for `kBlocks` times kLanes columns, with the sums in registers. They begin with `sum` or with 0.
+template <bool kAdds, std::size_t kBlocks>
+inline void sum_columns(std::size_t column, std::size_t count, float const* const* vectors, float const* weights,
                         float* sum) {
-  Lanes sums[kBlocks];
-  for (std::size_t block = 0; block < kBlocks; ++block) load(sum + column + block * kLanes, sums[block]);
+  Lanes sums[kBlocks]{};
+  for (std::size_t block = 0; kAdds && block < kBlocks; ++block) load(sum + column + block * kLanes, sums[block]);
   for (std::size_t i = 0; i < count; ++i) {
     float const weight = weights == nullptr ? 1 : weights[i];
     for (std::size_t block = 0; block < kBlocks; ++block) {
@@ -55,17 +56,32 @@ inline void add_columns(std::size_t column, std::size_t count, float const* cons
   for (std::size_t block = 0; block < kBlocks; ++block) store(sums[block], sum + column + block * kLanes);
 }
 
-inline void add(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights, float* sum) {
+template <bool kAdds>
+inline void sum_rows(std::size_t dim, std::size_t count, float const* const* vectors, float const* weights,
+                     float* sum) {
   constexpr std::size_t kManyBlocks = 4;
   std::size_t column = 0;
   for (; column + kManyBlocks * kLanes <= dim; column += kManyBlocks * kLanes) {
-    add_columns<kManyBlocks>(column, count, vectors, weights, sum);
+    sum_columns<kAdds, kManyBlocks>(column, count, vectors, weights, sum);
   }
-  for (; column + kLanes <= dim; column += kLanes) add_columns<1>(column, count, vectors, weights, sum);
+  for (; column + kLanes <= dim; column += kLanes) sum_columns<kAdds, 1>(column, count, vectors, weights, sum);
+  for (std::size_t rest = column; !kAdds && rest < dim; ++rest) sum[rest] = 0;
   for (std::size_t i = 0; i < count && column < dim; ++i) {
     float const weight = weights == nullptr ? 1 : weights[i];
     for (std::size_t rest = column; rest < dim; ++rest) sum[rest] += weight * vectors[i][rest];
   }
+}
+
+/// All exponent bits of a float are set in infinities and NaNs alone. Adding 1 to such an exponent sets the sign bit.
+inline bool are_finite(std::size_t size, float const* values) {
+  constexpr std::uint32_t kExponent = 0x7f800000, kOne = 0x00800000, kSign = 0x80000000;
+  std::uint32_t any = 0;  // A loop without branches, which the compiler vectorizes.
+  for (std::size_t i = 0; i < size; ++i) {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, values + i, sizeof(bits));
+    any |= (bits & kExponent) + kOne;
+  }
+  return (any & kSign) == 0;
 }
 
 // Copies of rows.
@@ -199,7 +215,9 @@ constexpr VectorKernels vector_kernels_of(char const* instruction_set) {
                 static_cast<int>(OptimizerKind::kRowWiseAdagrad) == 2 && static_cast<int>(OptimizerKind::kAdam) == 3 &&
                 static_cast<int>(OptimizerKind::kRowWiseAdam) == 4);
   return {.instruction_set = instruction_set,
-          .add = add,
+          .add = sum_rows<true>,
+          .sum = sum_rows<false>,
+          .are_finite = are_finite,
           .gather = gather,
           .stream = stream,
           .update = {sgd, adagrad, row_wise_adagrad, adam, row_wise_adam}};
