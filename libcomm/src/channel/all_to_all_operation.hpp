@@ -33,20 +33,21 @@ class AllToAllOperation final : public OperationState {
   /// A block that its receiver may read from this rank's memory until this rank revokes the RTS.
   struct Rts {
     int peer;
-    std::uint16_t transfer;
+    std::uint16_t transfer;   ///< Number of the rendezvous, counted per peer.
     bool is_revoked = false;  ///< This rank claimed the block, and has not sent it yet.
   };
   std::vector<Rts> open_rts;            ///< Revocable RTS that may still be open.
   Clock::time_point lacks_only_rts_at;  ///< When it was first seen to wait for its RTS only; the epoch: not yet.
   bool is_blocking = false;             ///< A thread waits for it from its start to its end (all_to_all_v_and_wait()).
   bool has_large_blocks = false;        ///< At least one block to receive is large enough to come as an RTS.
+  Clock::duration timed_out_waits{};    ///< Time of waits for it that reached their limit before it was done.
   int last_arrival = -1;                ///< Source of the block that arrived last; -1: none yet.
   BusyTimes busy;                       ///< Busy times of this rank before it; with adapt_lag.
   TraceTimes trace;                     ///< Only while its channel is traced.
 
   /// Begins operation `seq`. The caller sets `slot` and `has_large_blocks`.
   void begin(AllToAllArgs const& args, std::uint64_t seq, std::chrono::milliseconds timeout, bool blocking);
-  /// Notes the size of the block from `source`, which is at most its capacity. Needs `received_bytes`.
+  /// Records the size of the block from `source`, which is at most its capacity. Needs `received_bytes`.
   void shrink_receive(std::size_t source, std::size_t bytes) {
     receives[source] = receives[source].first(bytes);
     received_bytes[source] = bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One rank's end of a group: how calls, waits, failures and farewells fit together.
+// One rank's end of a group: how calls, waits, failures and leaving fit together.
 //
 // - A call holds a ProgressLock. At its end, whatever it did, the collected puts are submitted and the progress
 //   thread is told what it must do until the next call.
@@ -36,6 +36,12 @@
 namespace headway::comm {
 
 namespace {
+
+/// Did an earlier wait for the operation reach its limit?
+bool has_kept_wait(OperationState const& operation) {
+  return operation.verb() == Verb::kAllToAll &&
+         static_cast<AllToAllOperation const&>(operation).timed_out_waits > Clock::duration::zero();
+}
 
 constexpr std::string_view kLeave = "\x01leave";  ///< OOB message: this rank leaves.
 /// OOB message from a rank in deliver(): it takes no more messages of the peer. Without it, two leaving ranks that have
@@ -79,7 +85,7 @@ GroupCore::GroupCore(std::unique_ptr<Endpoint> endpoint, GroupOptions options, R
 }
 
 GroupCore::~GroupCore() {
-  // A forked child never leaves for its parent: sockets, queue pairs and locks belong to the parent.
+  // A forked child must not send the leave message: sockets, queue pairs and locks belong to the parent.
   if (getpid() != owner_) {
     context().abandon();
     waiters_.abandon();
@@ -201,6 +207,7 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
         auto const now = Clock::now();
         check_deadlines(now);
         if (!operation.done() && now >= deadline) {
+          keep_wait(operation, now - backoff.slow_since());
           return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " still waits: " + describe_missing()};
         }
         auto const next_look = revoke_rts(now);
@@ -213,7 +220,7 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
         break;
     }
   }
-  if (backoff.took_time()) note_wait(operation, backoff.slow_since());
+  if (backoff.took_time() || has_kept_wait(operation)) record_wait(operation, backoff.slow_since());
   return operation.status();
 }
 
@@ -237,9 +244,19 @@ void GroupCore::sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline unti
   if (!operation.done()) waiters_.follow(lock.mutex_lock(), until, operation);
 }
 
-void GroupCore::note_wait(OperationState& operation, Clock::time_point from) {
+void GroupCore::keep_wait(OperationState& operation, Clock::duration duration) {
+  if (operation.verb() == Verb::kAllToAll) {
+    static_cast<AllToAllOperation&>(operation).timed_out_waits += duration;
+  }
+}
+
+void GroupCore::record_wait(OperationState& operation, Clock::time_point from) {
   if (operation.verb() != Verb::kAllToAll || failed_) return;
   auto& all_to_all = static_cast<AllToAllOperation&>(operation);
+  if (all_to_all.timed_out_waits > Clock::duration::zero()) {
+    if (from == Clock::time_point()) from = Clock::now();
+    from -= std::exchange(all_to_all.timed_out_waits, Clock::duration::zero());
+  }
   channels_.all_to_all(all_to_all.channel).waited(all_to_all, from);
 }
 
@@ -269,7 +286,7 @@ void GroupCore::fail(Status status, bool says_so, base::LogLevel level) {
   if (!has_left_) {
     base::log(level, "group", rank_, "group '" + options_.name + "' failed: " + std::string(failure_.message()));
   }
-  if (context().flight_recorder().is_on()) note_failed_records();
+  if (context().flight_recorder().is_on()) keep_failed_records();
   progress_at_failure_ = channels_.completed_counts();
   failed_ = true;
   if (says_so) tell_failure_to_peers();
@@ -437,7 +454,7 @@ std::vector<FlightRecord> GroupCore::flight_records() {
   return records;
 }
 
-void GroupCore::note_failed_records() {
+void GroupCore::keep_failed_records() {
   auto const clock = context().flight_recorder().read_clock();
   failed_records_ = channels_.pending_flights(clock);
   for (auto& record : failed_records_) {

@@ -155,7 +155,9 @@ class GroupCore final : private ArrivalSink {
   /// Sleeps until `until`, an event, or the end of `operation`.
   void sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline until, OperationState const& operation);
   /// Adds a slow wait to the statistics and the flight record. `from`: the epoch if the wait was fast.
-  void note_wait(OperationState& operation, Clock::time_point from);
+  void record_wait(OperationState& operation, Clock::time_point from);
+  /// Keeps the time of a wait that reached its limit. The wait that sees the end of the operation records it, too.
+  static void keep_wait(OperationState& operation, Clock::duration duration);
   /// Earliest deadline of all pending operations. Deadline::max() if the last look was too recent.
   [[nodiscard]] Deadline earliest_deadline(Clock::time_point now);
   /// Does any pending operation need `peer`?
@@ -167,7 +169,7 @@ class GroupCore final : private ArrivalSink {
   /// Passes a text of a peer's observer to this rank's observer, or keeps it until there is one.
   void on_observer_oob(int peer, std::string_view text) noexcept;
   /// Keeps the records of pending operations for flight_records(), before fail() ends these.
-  void note_failed_records();
+  void keep_failed_records();
 
   GroupOptions const options_;
   std::atomic<std::chrono::milliseconds> timeout_;

@@ -17,7 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Statistics, traces and callbacks.
+/// Statistics, traces and callbacks. The bound (max_lag) says how many exchanges a rank may post beyond the first that
+/// is not complete; the lag of an exchange is how many later ones were posted when it completed.
 class ObservationTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, SizeOf const& size_of) {
@@ -136,6 +137,24 @@ TEST_P(ObservationTest, WaitsAreChargedToThePeerThatCameLast) {
   EXPECT_EQ(num_charging, 2);
 }
 
+TEST_P(ObservationTest, WaitsThatReachTheirLimitAreChargedToo) {
+  run_ranks(2, options(), [](Group& group) {
+    Exchange exchange(group.rank(), 2, 0, even_sizes(100));
+    if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(400));
+    auto const operation = exchange.start(group);
+    if (group.rank() == 0) {
+      int num_timeouts = 0;
+      while (group.wait(*operation, milliseconds(50)).code() == StatusCode::kTimeout) ++num_timeouts;
+      auto const stats = group.monitor().stats();
+      // A host that is busy may have started this rank late, so the wait may be shorter than the other's sleep.
+      EXPECT_GE(stats.peers[1].wait_s, 0.045 * num_timeouts);
+      EXPECT_EQ(stats.peers[1].waits, num_timeouts > 0 ? 1u : stats.peers[1].waits);
+    }
+    exchange.finish(group);
+  });
+}
+
+// lag_lost counts blocks larger than a slot, which cannot run ahead. queued counts exchanges that the bound held back.
 TEST_P(ObservationTest, LagThatABlockAboveASlotCostsAndQueueingAreCounted) {
   auto with_lag = options();
   with_lag.max_lag = 1;
