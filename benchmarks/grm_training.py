@@ -4,7 +4,8 @@
 Samples are generated into a Parquet folder and trained on by ``headway.training.Trainer``, so reading, lookups of
 tables, both passes, the sum of gradients and all updates are in a step. Lengths are lognormal with a mean of 600, at
 most 3,000. Ids have a Zipf popularity, and every batch brings new ones. MFU is the part of ``--peak`` that matrix
-products and causal attention reach: forward once, backward 2 and 2.5 times (``GRM.flops()``).
+products and causal attention reach. The backward pass counts twice the products and 2.5 times the attention of the
+forward pass (``GRM.flops()``). The presets are the two model sizes of the MTGRBoost paper.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from headway.training import Trainer, TrainingConfig
-from headway.training.trainer import Progress
+from headway.training import Progress, Trainer, TrainingConfig
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
@@ -34,9 +34,9 @@ from dlrm_examples.support.text_table import format_bytes, format_table, format_
 DESCRIPTION = "training of generative recommenders from Parquet files: tokens per second and MFU"
 
 _PRESETS = ("grm_4g", "grm_110g")
-_TARGETS = 8
-_TARGET_TIME = 1 << 40  #: Later than all histories.
-_EVENTS = ("item", "shop")
+_TARGETS = 8  #: Candidate items of a sample, each with the labels ``click`` and ``buy``.
+_TARGET_TIME = 1 << 40  #: Time of the first target: later than all events.
+_EVENTS = ("item", "shop")  #: Id columns of an event and of a target.
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def write_samples(folder: Path, *, num_samples: int, options: argparse.Namespace) -> None:
-    """Writes samples of lognormal lengths, without context."""
+    """Writes samples with event sequences of lognormal lengths and _TARGETS targets, without contextual features."""
     draw = np.random.default_rng(1)
     sigma = 0.8
     lengths = np.exp(draw.normal(np.log(options.mean) - sigma**2 / 2, sigma, num_samples)).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the rows in an epoch, which neither the number of ranks nor that of files changes at run time.
+"""The order of the rows in an epoch. It depends on the row groups, the seed and the epoch, not on the number of ranks.
 
 Idea: an epoch has a fixed number of virtual streams V. Row groups, or parts of them if there are few, are permuted by
 the seed and dealt to the streams. The epoch takes one row from each stream in turn, and skips streams that have ended.
@@ -9,8 +9,9 @@ Example: 3 streams of 3, 1 and 2 rows: a0 a1 a2, b0, c0 c1. The epoch is a0 b0 c
 is [c0, a1]. With 2 ranks, rank 0 reads streams a and c, and rank 1 stream b.
 
 Invariants: each row is at one position of the epoch. Two ranks never have the same row.
-Complexity: rows of a step by stream cost O(V log N) for N rows of the longest stream. Nothing is stored per row.
-Source: the data of a step must not depend on the number of ranks, so that training may resume with another one.
+Complexity: finding how many rows of each stream a step has costs O(V log N), if the longest stream has N rows. Nothing
+is stored per row.
+Reason: the data of a step must not depend on the number of ranks, so that training may resume with another one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from headway.data.parquet import Integers, RowGroup
 
+#: "shuffled" is the order above. "time" is the order of the files.
 Order = Literal["shuffled", "time"]
 
 
@@ -58,7 +60,11 @@ def _pieces(groups: Sequence[RowGroup], num_streams: int) -> list[Piece]:
 
 
 class Turns:
-    """Takes turns between streams of given lengths."""
+    """The epoch's order by turns: one row from each stream that has not ended, again and again.
+
+    Args:
+        lengths: (V,) rows of each stream.
+    """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths: Integers = np.asarray(lengths, dtype=np.int64)

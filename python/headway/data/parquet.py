@@ -34,12 +34,12 @@ Integers = npt.NDArray[np.int64]
 
 
 class DataError(ValueError):
-    """The data cannot be read, or are not what the schema says. The message names the place."""
+    """The data cannot be read or contradict the schema. The message names the file and, if known, row group and row."""
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file."""
+    """A row group of a Parquet file, the unit in which files are read."""
 
     path: Path
     index: int
@@ -150,6 +150,7 @@ class ParquetFolder:
             yield from file.read_row_group(group.index, columns=names).combine_chunks().to_batches()
 
     def _chunk(self, group: RowGroup, batch: Any, first: int) -> Chunk:
+        """Checks and converts a batch of Arrow; ``first`` is its first row in the row group, for messages."""
         schema = self.schema
         context = {name: _integers(batch.column(name), name, group, first) for name in schema.context}
         lists = {name: _list(batch.column(name), name, group, first) for name in schema.list_columns}

@@ -9,98 +9,66 @@ starts at epoch 0, step 10 gives the same steps as one that has read the first t
 
 Invariants: host memory is bounded by the steps in the queue and by ``chunk_rows`` rows for each open stream, or by the
 whole folder if it has less than 1 GiB. An error of the thread is raised by the next call.
-Complexity: each row is decoded once per epoch. A start within an epoch decodes the pages that it skips.
+Complexity: each row is decoded once per epoch, in order ``time`` once on every rank. In a folder of more than 1 GiB, a
+read that begins within a row group decodes the rows before it, too.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from headway.data.cursors import Cursor, RowGroups
 from headway.data.order import Order, Piece, Turns, make_streams
-from headway.data.parquet import Chunk, ParquetFolder, RowGroup
+from headway.data.parquet import ParquetFolder
 from headway.data.sample_batch import SampleBatch, Slice, collate
 
 #: Virtual streams of an epoch. More ranks than streams would leave some without rows.
 NUM_STREAMS = 256
-_MOST_KEPT_BYTES = 1 << 30  #: Decoded bytes of a folder whose row groups are kept while streams share them.
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A step of an epoch, both from 0."""
+    """A step of an epoch, both from 0.
+
+    Attributes:
+        epoch, step: the step.
+        taken: rows of each stream before this step; empty if the step alone tells. A ``BudgetReader`` knows those of
+            its own streams, and has 0 for the others.
+    """
 
     epoch: int = 0
     step: int = 0
+    taken: tuple[int, ...] = ()
+
+
+START = Position()
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """This rank's part of a step: ``micro_batches`` batches, some of which may have no samples."""
+    """This rank's part of a step.
+
+    Attributes:
+        position: the step.
+        next: the step after it, where a resumed reader starts.
+        batches: ``micro_batches`` batches, some of which may have no samples.
+    """
 
     position: Position
+    next: Position
     batches: list[SampleBatch]
 
 
-class BatchReader:
-    """Iterates over the batches of one rank.
+class ReadAhead:
+    """Iterates over the steps that a thread reads."""
 
-    Args:
-        folder: the rows.
-        global_batch: samples of a step, over all ranks and micro-batches. The last step of an epoch may have fewer.
-        micro_batches: batches into which each rank divides its samples of a step.
-        rank, num_ranks: the streams that this rank reads.
-        seed: seed of the order.
-        order: ``shuffled``, or ``time``: the order of the files, in which each step has consecutive rows.
-        start: the first step.
-        epochs: number of epochs.
-        num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
-        read_ahead: steps in memory beside the one in use.
-        chunk_rows: rows that a stream decodes at a time.
-        pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    def __init__(
-        self,
-        folder: ParquetFolder,
-        *,
-        global_batch: int,
-        micro_batches: int = 1,
-        rank: int = 0,
-        num_ranks: int = 1,
-        seed: int = 0,
-        order: Order = "shuffled",
-        start: Position = Position(),
-        epochs: int = 1,
-        num_streams: int = NUM_STREAMS,
-        read_ahead: int = 2,
-        chunk_rows: int = 64,
-        pin_memory: bool = False,
-    ) -> None:
-        if num_ranks > num_streams:
-            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
-        if min(global_batch, micro_batches, read_ahead, chunk_rows) < 1:
-            raise ValueError("global_batch, micro_batches, read_ahead and chunk_rows are at least 1")
-        if num_ranks > folder.num_rows:
-            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
-        self.folder = folder
-        self._global_batch, self._micro_batches = global_batch, micro_batches
-        self._rank, self._num_ranks, self._seed, self._order = rank, num_ranks, seed, order
-        self._start, self._epochs, self._num_streams = start, epochs, num_streams
-        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.folder.num_rows // self._global_batch)
+    _read_ahead: int
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
@@ -136,12 +104,72 @@ class BatchReader:
             put(error)
 
     def _steps(self) -> Iterator[StepBatch]:
+        raise NotImplementedError
+
+
+class BatchReader(ReadAhead):
+    """Iterates over the batches of one rank. The samples of a step do not depend on the number of ranks.
+
+    Args:
+        folder: the rows.
+        global_batch: samples of a step, over all ranks and micro-batches. The last step of an epoch may have fewer.
+        micro_batches: batches into which each rank divides its samples of a step.
+        rank, num_ranks: the streams that this rank reads.
+        seed: seed of the order.
+        order: ``shuffled``, or ``time``: the order of the files, in which each step has consecutive rows.
+        start: the first step.
+        epochs: number of epochs.
+        num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
+        read_ahead: steps in memory beside the one in use.
+        chunk_rows: rows that a stream decodes at a time.
+        pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: ParquetFolder,
+        *,
+        global_batch: int,
+        micro_batches: int = 1,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int = 0,
+        order: Order = "shuffled",
+        start: Position = START,
+        epochs: int = 1,
+        num_streams: int = NUM_STREAMS,
+        read_ahead: int = 2,
+        chunk_rows: int = 64,
+        pin_memory: bool = False,
+    ) -> None:
+        if num_ranks > num_streams:
+            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
+        if min(global_batch, micro_batches, read_ahead, chunk_rows) < 1:
+            raise ValueError("global_batch, micro_batches, read_ahead and chunk_rows are at least 1")
+        if num_ranks > folder.num_rows:
+            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
+        self.folder = folder
+        self._global_batch, self._micro_batches = global_batch, micro_batches
+        self._rank, self._num_ranks, self._seed, self._order = rank, num_ranks, seed, order
+        self._start, self._epochs, self._num_streams = start, epochs, num_streams
+        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.folder.num_rows // self._global_batch)
+
+    def _steps(self) -> Iterator[StepBatch]:
         for epoch in range(self._start.epoch, self._epochs):
             first = self._start.step if epoch == self._start.epoch else 0
             source = _Streams(self, epoch, first * self._global_batch)
             for step in range(first, self.steps_per_epoch):
                 end = min((step + 1) * self._global_batch, self.folder.num_rows)
-                yield StepBatch(Position(epoch, step), self._collate(source.take_until(end)))
+                is_last = step == self.steps_per_epoch - 1
+                after = Position(epoch + 1, 0) if is_last else Position(epoch, step + 1)
+                yield StepBatch(Position(epoch, step), after, self._collate(source.take_until(end)))
 
     def _collate(self, slices: list[Slice]) -> list[SampleBatch]:
         batches = [collate(part, self.folder.schema) for part in _split(slices, self._micro_batches)]
@@ -160,14 +188,17 @@ class _Streams:
             own = {
                 stream: pieces for stream, pieces in enumerate(of_streams) if stream % reader._num_ranks == reader._rank
             }
-            row_groups = _RowGroups(reader, (piece for pieces in own.values() for piece in pieces))
-            self._cursors = {stream: _Cursor(row_groups, pieces, int(taken[stream])) for stream, pieces in own.items()}
+            row_groups = RowGroups(
+                reader.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=reader._chunk_rows
+            )
+            self._cursors = {stream: Cursor(row_groups, pieces, int(taken[stream])) for stream, pieces in own.items()}
             self._taken = taken
         else:
             # Stream s has the rows s, s + V, s + 2 V, ... of the folder, so every rank decodes all rows.
             self._turns = None
             pieces = [Piece(group, 0, group.num_rows) for group in groups]
-            self._whole = _Cursor(_RowGroups(reader, pieces), pieces, position)
+            row_groups = RowGroups(reader.folder, pieces, chunk_rows=reader._chunk_rows)
+            self._whole = Cursor(row_groups, pieces, position)
             self._num_streams, self._rank, self._num_ranks = reader._num_streams, reader._rank, reader._num_ranks
         self._position = position
 
@@ -186,73 +217,12 @@ class _Streams:
 
     def _own(self, rows: Slice) -> Iterator[Slice]:
         numbers = np.arange(rows.chunk.first_row + rows.begin, rows.chunk.first_row + rows.end)
-        for place in np.flatnonzero(numbers % self._num_streams % self._num_ranks == self._rank):
-            yield Slice(rows.chunk, rows.begin + int(place), rows.begin + int(place) + 1)
-
-
-class _RowGroups:
-    """Decodes pieces of row groups for the cursors of an epoch.
-
-    A small folder is decoded once: each row group stays until its last piece was read, since several streams may have
-    parts of it. A large one is decoded ``chunk_rows`` rows at a time.
-    """
-
-    def __init__(self, reader: BatchReader, pieces: Iterable[Piece]) -> None:
-        self._folder, self._chunk_rows = reader.folder, reader._chunk_rows
-        self._keeps = reader.folder.num_bytes <= _MOST_KEPT_BYTES
-        self._num_pieces = Counter(piece.group for piece in pieces)
-        self._kept: dict[RowGroup, Chunk] = {}
-
-    def read(self, piece: Piece, begin: int) -> Iterator[Slice]:
-        """Yields the rows of a piece from row ``begin`` of its row group on."""
-        if not self._keeps:
-            for chunk in self._folder.chunks(piece.group, begin, piece.end, num_rows=self._chunk_rows):
-                yield Slice(chunk, 0, chunk.num_rows)
-            return
-        if piece.group not in self._kept:
-            (self._kept[piece.group],) = self._folder.chunks(
-                piece.group, 0, piece.group.num_rows, num_rows=piece.group.num_rows
-            )
-        yield Slice(self._kept[piece.group], begin, piece.end)
-        self.skip(piece)
-
-    def skip(self, piece: Piece) -> None:
-        """Forgets a piece that is not read, or not again."""
-        self._num_pieces[piece.group] -= 1
-        if self._num_pieces[piece.group] == 0:
-            self._kept.pop(piece.group, None)
-
-
-class _Cursor:
-    """Reads the pieces of a stream in order."""
-
-    def __init__(self, row_groups: _RowGroups, pieces: list[Piece], skipped: int) -> None:
-        self._slices = self._all_slices(row_groups, pieces, skipped)
-        self._rest: Slice | None = None  #: Rows that were read and not taken.
-
-    @staticmethod
-    def _all_slices(row_groups: _RowGroups, pieces: list[Piece], skipped: int) -> Iterator[Slice]:
-        for piece in pieces:
-            begin = piece.begin + min(skipped, piece.num_rows)
-            skipped -= begin - piece.begin
-            if begin < piece.end:
-                yield from row_groups.read(piece, begin)
-            else:
-                row_groups.skip(piece)
-
-    def take(self, num_rows: int) -> list[Slice]:
-        slices: list[Slice] = []
-        while num_rows > 0:
-            rest = next(self._slices) if self._rest is None else self._rest
-            end = min(rest.begin + num_rows, rest.end)
-            slices.append(Slice(rest.chunk, rest.begin, end))
-            num_rows -= end - rest.begin
-            self._rest = Slice(rest.chunk, end, rest.end) if end < rest.end else None
-        return slices
+        for index in np.flatnonzero(numbers % self._num_streams % self._num_ranks == self._rank):
+            yield Slice(rows.chunk, rows.begin + int(index), rows.begin + int(index) + 1)
 
 
 def _split(slices: list[Slice], parts: int) -> Iterator[list[Slice]]:
-    """Divides rows into ``parts`` lists of equal numbers, up to one."""
+    """Divides rows into ``parts`` lists whose lengths differ by at most 1."""
     num_rows = sum(each.end - each.begin for each in slices)
     rest, used = list(slices), 0
     for part in range(parts):

@@ -134,7 +134,7 @@ def _join(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def _event_order(history: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the place of each event among all history events followed by all targets.
+    """Returns the index of each event in the concatenation of all history events and all targets.
 
     Example: histories of 2 and 1 events, 1 and 2 targets: [0, 1, 3, 2, 4, 5].
     """

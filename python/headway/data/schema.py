@@ -11,7 +11,9 @@ TARGET = "target_"
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSchema:
-    """Columns of a sample: a user's context, the events of the history, and the targets, which were exposed last.
+    """Columns of a sample: a user's context, the events of the history, and the targets.
+
+    Targets are the items to score; the user saw them after the history.
 
     Example: ``SampleSchema(context=("user",), events=("item", "shop"), actions=("action",), labels=("click", "buy"))``
     reads the columns user, item, shop, action, time, target_item, target_shop, target_time, click and buy.

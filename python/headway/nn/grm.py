@@ -10,7 +10,7 @@ underflow.
 
 Invariants: no logit depends on a label. A target does not see other targets. Losses are sums over targets, so they may
 be added over micro-batches and ranks.
-Complexity: ``flops()``.
+Complexity: see ``GRM.flops()``.
 Source: MTGRBoost, equations 1 to 4 and table 1; CTCVR is that of ESMM (Ma et al. 2018).
 
 Shapes: N targets, T tokens, E columns, K tasks.
@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
-from headway.embedding import Adam, Optimizer
+from headway.embedding import Adam, Optimizer, PendingBatch
 from headway.embedding.process_groups import GroupOrLocal
 from headway.nn.config import HSTUConfig, HSTUStackConfig
 from headway.nn.hstu_stack import HSTUStack
@@ -72,7 +72,7 @@ class GRMConfig:
     def preset(cls, name: str, **changes: Any) -> GRMConfig:
         """Returns the sizes of table 1 of MTGRBoost: ``grm_4g`` or ``grm_110g``.
 
-        The names equal 8 E^2 FLOPs per token and block at 600 tokens, those of the projection to u, v, q and k.
+        A name states the FLOPs of the projections to u, v, q and k at 600 tokens: 8 E^2 per token and layer.
 
         Raises:
             ValueError: there is no such preset.
@@ -161,14 +161,21 @@ class GRM(nn.Module):
         self.wide = nn.Linear(width, len(schema.labels), bias=False) if config.wide else None
         self.to(self.encoder.tables.device)
 
-    def forward(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> dict[str, Tensor]:
+    def start_lookups(self, batch: SampleBatch) -> PendingBatch:
+        """Begins the lookups of a batch, to be passed to ``forward()``."""
+        return self.encoder.start_lookups(batch)
+
+    def forward(
+        self, batch: SampleBatch, *, seed: int = 0, step: int = 0, lookups: PendingBatch | None = None
+    ) -> dict[str, Tensor]:
         """Returns the sum of the losses of each label, () float32.
 
         Args:
             batch: samples of this rank, maybe none.
-            seed, step: key of dropout.
+            seed, step: determine the dropout masks, together with the samples.
+            lookups: of the batch, from ``start_lookups()``; None: they begin here.
         """
-        log_odds = self._log_probabilities(self.logits(batch, seed=seed, step=step))
+        log_odds = self._log_probabilities(self.logits(batch, seed=seed, step=step, lookups=lookups))
         return {
             name: -(batch.labels[name] * yes + (1 - batch.labels[name]) * no).sum()
             for name, (yes, no) in log_odds.items()
@@ -182,9 +189,11 @@ class GRM(nn.Module):
         """Returns the logarithm of the probability of each label, (N,) float32."""
         return {name: yes for name, (yes, _) in self._log_probabilities(self.logits(batch)).items()}
 
-    def logits(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> Tensor:
+    def logits(
+        self, batch: SampleBatch, *, seed: int = 0, step: int = 0, lookups: PendingBatch | None = None
+    ) -> Tensor:
         """Returns the logits of all tasks, (N, K) float32."""
-        tokens = self.encoder(batch, seed=seed, step=step)
+        tokens = self.encoder(batch, seed=seed, step=step, lookups=lookups)
         if tokens.sequences.max_length > self.config.max_length:
             raise ValueError(
                 f"a sample has {tokens.sequences.max_length} tokens, and max_length is {self.config.max_length}"

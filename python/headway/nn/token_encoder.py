@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from headway import ops
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
-from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, TableConfig
+from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, PendingBatch, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
 from headway.nn.dropout_keys import token_keys
 from headway.nn.relative_bias import next_times
@@ -92,24 +92,31 @@ class TokenEncoder(nn.Module):
         self.events = nn.Linear(embedding_dim * len(schema.events), dim)
         self.actions = nn.Linear(embedding_dim * len(schema.actions), dim, bias=False) if schema.actions else None
 
-    def forward(self, batch: SampleBatch, *, seed: int = 0, step: int = 0) -> EncodedTokens:
+    def start_lookups(self, batch: SampleBatch) -> PendingBatch:
+        """Begins the lookups of a batch, to be passed to ``forward()``."""
+        return self.tables.begin(self._features(batch))
+
+    def forward(
+        self, batch: SampleBatch, *, seed: int = 0, step: int = 0, lookups: PendingBatch | None = None
+    ) -> EncodedTokens:
         """Encodes a batch.
 
         Args:
             batch: the samples.
             seed: with ``step`` the key of dropout; see ``headway.nn.dropout_keys``.
             step: optimizer step.
+            lookups: of the batch, from ``start_lookups()``; None: they begin here.
         """
         dtype = self.events.weight.dtype
-        embeddings = {name: rows.to(dtype) for name, rows in self.tables(self._features(batch)).items()}
+        found = self.tables(self._features(batch) if lookups is None else lookups)
+        embeddings = {name: rows.to(dtype) for name, rows in found.items()}
         event_offsets = _offsets(batch.event_lengths)
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
         events = self.events(of_events)
         if self.actions is not None:
             of_actions = self.actions(torch.cat([embeddings[name] for name in self.schema.actions], dim=1))
-            events = events.index_add(
-                0, _first_places(event_offsets, batch.history_lengths), of_actions.to(events.dtype)
-            )
+            in_history = _first_indices(event_offsets, batch.history_lengths, size=len(of_actions))
+            events = events.index_add(0, in_history, of_actions.to(events.dtype))
         x, offsets = events, event_offsets
         num_context = len(self.schema.context)
         if num_context > 0:
@@ -120,8 +127,8 @@ class TokenEncoder(nn.Module):
         return EncodedTokens(
             x,
             self._sequences(batch, offsets, seed, step),
-            _last_places(offsets, batch.target_lengths),
-            of_events[_last_places(event_offsets, batch.target_lengths)],
+            _last_indices(offsets, batch.target_lengths, size=batch.num_targets),
+            of_events[_last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)],
         )
 
     def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -137,10 +144,10 @@ class TokenEncoder(nn.Module):
         num_context = len(self.schema.context)
         num_tokens = batch.num_events + num_context * batch.num_samples
         samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
-        places = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
+        positions = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
         times = query_times = None
         if batch.times is not None:
-            times = self._token_times(batch.times, samples, places, num_context)
+            times = self._token_times(batch.times, samples, positions, num_context)
             query_times = next_times(times, offsets)
         return Sequences(
             offsets=offsets,
@@ -149,16 +156,16 @@ class TokenEncoder(nn.Module):
             num_targets=batch.target_lengths.to(torch.int32),
             times=times,
             query_times=query_times,
-            dropout_keys=token_keys(batch.sample_ids, samples, places, seed=seed, step=step),
+            dropout_keys=token_keys(batch.sample_ids, samples, positions, seed=seed, step=step),
         )
 
     @staticmethod
-    def _token_times(event_times: Tensor, samples: Tensor, places: Tensor, num_context: int) -> Tensor:
+    def _token_times(event_times: Tensor, samples: Tensor, positions: Tensor, num_context: int) -> Tensor:
         """Returns the time of each token, (T,): contextual tokens have that of the first event of their sample."""
         if num_context == 0:
             return event_times
         events = torch.arange(len(samples), device=samples.device) - (samples + 1) * num_context
-        first_event = events + (num_context - places).clamp(min=0)
+        first_event = events + (num_context - positions).clamp(min=0)
         if len(event_times) == 0:
             return torch.zeros_like(samples)
         return event_times[first_event.clamp(max=len(event_times) - 1)]
@@ -168,13 +175,16 @@ def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def _first_places(offsets: Tensor, counts: Tensor) -> Tensor:
-    """Returns the first ``counts`` places of each sample, one after the other."""
-    samples = torch.repeat_interleave(counts)
+def _first_indices(offsets: Tensor, counts: Tensor, *, size: int) -> Tensor:
+    """Returns the indices of the first ``counts`` tokens of each sample, one sample after the other, (size,).
+
+    ``size`` is the sum of ``counts``. The host knows it, and does not wait for the device to add them up.
+    """
+    samples = torch.repeat_interleave(counts, output_size=size)
     within = torch.arange(len(samples), device=counts.device) - _offsets(counts)[samples]
     return offsets[samples] + within
 
 
-def _last_places(offsets: Tensor, counts: Tensor) -> Tensor:
-    """Returns the last ``counts`` places of each sample, one after the other."""
-    return _first_places(offsets[1:] - counts, counts)
+def _last_indices(offsets: Tensor, counts: Tensor, *, size: int) -> Tensor:
+    """Returns the indices of the last ``counts`` tokens of each sample, one sample after the other, (size,)."""
+    return _first_indices(offsets[1:] - counts, counts, size=size)

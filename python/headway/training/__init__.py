@@ -17,20 +17,27 @@ from headway.training.config import (
     RunConfig,
     TrainingConfig,
 )
-from headway.training.gradients import TrainableModel, global_counts, sum_gradients
-from headway.training.trainer import Trainer, TrainingResult
+from headway.training.gradients import TrainableModel, loss_of, sum_gradients
+from headway.training.loss_scaling import LossScaler
+from headway.training.pipeline import Pipeline, PreparedStep
+from headway.training.progress import Progress, TrainingResult
+from headway.training.trainer import Trainer
 
 __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",
+    "LossScaler",
     "ModelConfig",
     "OptimizerConfig",
+    "Pipeline",
+    "PreparedStep",
+    "Progress",
     "RunConfig",
     "TrainableModel",
     "Trainer",
     "TrainingConfig",
     "TrainingResult",
-    "global_counts",
+    "loss_of",
     "sum_gradients",
 ]

@@ -2,8 +2,8 @@
 """Checkpoints of a training: a folder for each, which counts once its manifest is there.
 
 Idea: all ranks save the tables, rank 0 saves the replicated rest, and the manifest is written last, under another name
-and then renamed. So a folder without a manifest is what an interrupted save left, and is removed by the next one. A
-training resumes with any number of ranks, since neither part depends on it.
+and then renamed. So a folder without a manifest is what an interrupted save left. It does not count, and a save of the
+same step replaces it. A training resumes with any number of ranks, since neither part depends on it.
 
 Example: out/checkpoints/step_00000120 has dense.pt, the folders tables_0, tables_1, ... and manifest.json.
 
@@ -44,6 +44,7 @@ class Manifest:
         num_ranks: ranks that wrote it.
         fingerprint: of the data; see ``ParquetFolder.fingerprint``.
         config: all settings.
+        square_weight: cost of long samples, set or fitted; see ``headway.data.Budget``. None: not used.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Manifest:
     num_ranks: int
     fingerprint: str
     config: dict[str, Any]
+    square_weight: float | None = None
 
 
 class Checkpoints:
@@ -104,7 +106,8 @@ class Checkpoints:
             values = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
             if values.pop("format") != _FORMAT:
                 raise ValueError("another version wrote it")
-            return Manifest(**values | {"next": Position(**values["next"])})
+            following = values["next"] | {"taken": tuple(values["next"].get("taken", ()))}
+            return Manifest(**values | {"next": Position(**following)})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise TrainingCheckpointError(f"{path} is no checkpoint of a training: {error}") from error
 

@@ -26,7 +26,8 @@ from headway.data import DataError
 from headway.evaluation import LabelQuality
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import ConfigError, TrainingConfig
-from headway.training.trainer import LossError, Trainer, TrainingResult, format_ranks
+from headway.training.progress import TrainingResult
+from headway.training.trainer import LossError, Trainer, format_ranks
 
 _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on generated logs"
 #: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
@@ -139,13 +140,20 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
     if job.resume != "never":
         path = None if job.resume == "auto" else Path(job.resume)
         if trainer.resume(path) and rank == 0:
-            say(f"resumed at step {trainer.step} of {trainer.num_steps}")
+            say(f"resumed at step {trainer.step}" + ("" if trainer.num_steps is None else f" of {trainer.num_steps}"))
     if rank == 0:
         say(
             f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
-            f"{trainer.num_steps:,} steps of {job.config.data.global_batch}"
+            + _describe_steps(trainer)
         )
     return trainer.run()
+
+
+def _describe_steps(trainer: Trainer) -> str:
+    data = trainer.config.data
+    if data.balance == "budget":
+        return f"batches of up to {data.budget:,} {'tokens' if data.budget_unit == 'tokens' else 'weighted tokens'}"
+    return f"{trainer.num_steps:,} steps of {data.global_batch}"
 
 
 def format_result(result: TrainingResult) -> str:

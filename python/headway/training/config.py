@@ -21,6 +21,8 @@ from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
 from headway.nn.grm import GRMConfig
 
+DEFAULT_BATCH = 64
+
 
 class ConfigError(ValueError):
     """A setting is unknown, of a wrong type, or contradicts another one."""
@@ -36,7 +38,12 @@ class DataConfig:
         context, events, actions, labels, time, group: columns; see ``headway.data.SampleSchema``. An empty ``time`` or
             ``group`` means that there is none.
         order: ``shuffled``, or ``time``: the order of the files.
-        global_batch: samples of a step, over all ranks.
+        balance: ``none``: a step has ``global_batch`` samples. ``budget``: each rank fills its batches up to
+            ``budget``, so they take about the same time; see ``headway.data.BudgetReader``.
+        global_batch: samples of a step, over all ranks; not with a budget. Default: ``DEFAULT_BATCH``.
+        budget: most tokens of a micro-batch of a rank, contextual ones included.
+        budget_unit: ``tokens``, or ``weight``: a sample of L tokens counts as L + ``square_weight`` L^2.
+        square_weight: 0: measured on the device before the first step.
         micro_batches: parts into which each rank divides its samples of a step.
         num_streams: virtual streams of an epoch; at least as many as ranks.
         read_ahead: steps in memory beside the one in use.
@@ -51,10 +58,18 @@ class DataConfig:
     time: str = "time"
     group: str = ""
     order: Order = "shuffled"
-    global_batch: int = 64
+    balance: Literal["none", "budget"] = "none"
+    global_batch: int | None = None
+    budget: int = 0
+    budget_unit: Literal["tokens", "weight"] = "tokens"
+    square_weight: float = 0.0
     micro_batches: int = 1
     num_streams: int = NUM_STREAMS
     read_ahead: int = 2
+
+    def __post_init__(self) -> None:
+        if self.balance == "none" and self.global_batch is None:
+            object.__setattr__(self, "global_batch", DEFAULT_BATCH)
 
     def schema(self) -> SampleSchema:
         try:
@@ -159,19 +174,23 @@ class RunConfig:
 
     Attributes:
         epochs: passes over the data.
-        max_steps: last step at the latest; 0: no limit.
+        max_steps: limit of steps over all epochs; 0: no limit.
         seed: seed of weights, order and dropout.
         device: ``cpu`` or ``cuda``; empty: CUDA if there is a device.
-        dtype: of the dense part: ``float32``, or ``bfloat16`` by autocast; empty: bfloat16 on CUDA, else float32.
+        dtype: of the dense part: ``float32``, or ``bfloat16`` or ``float16`` by autocast; empty: bfloat16 on CUDA, else
+            float32. With float16 losses are scaled; see ``headway.training.LossScaler``.
         log_every: steps between two lines.
+        steps_ahead: steps whose batches are copied, and whose lookups begin, before they are due; 0: none. Results do
+            not depend on it; see ``headway.training.Pipeline``.
     """
 
     epochs: int = 1
     max_steps: int = 0
     seed: int = 0
     device: Literal["", "cpu", "cuda"] = ""
-    dtype: Literal["", "float32", "bfloat16"] = ""
+    dtype: Literal["", "float32", "bfloat16", "float16"] = ""
     log_every: int = 10
+    steps_ahead: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +281,7 @@ class TrainingConfig:
 
     def _check(self) -> None:
         self.data.schema()
+        self._check_balance()
         self.model.grm()
         for name in (*self.model.given, *self.model.given.values()):
             if name not in self.data.labels:
@@ -269,10 +289,11 @@ class TrainingConfig:
                     f"model.given names {name}, which is none of the labels {', '.join(self.data.labels)}"
                 )
         limits = {
-            1: ("data.global_batch", "data.micro_batches", "data.num_streams", "data.read_ahead", "run.epochs",
+            1: ("data.micro_batches", "data.num_streams", "data.read_ahead", "run.epochs",
                 "run.log_every", "model.dimension_factor"),
             0: ("optimizer.clip_norm", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.lr",
-                "optimizer.table_lr", "run.max_steps", "checkpoint.every", "checkpoint.keep"),
+                "optimizer.table_lr", "run.max_steps", "run.steps_ahead", "checkpoint.every", "checkpoint.keep",
+                "data.square_weight"),
         }  # fmt: skip
         for least, keys in limits.items():
             for key in keys:
@@ -280,6 +301,28 @@ class TrainingConfig:
                 value = getattr(getattr(self, section), name)
                 if not least <= value < float("inf"):
                     raise ConfigError(f"{key} must be a finite number from {least}, not {value}")
+
+    def _check_balance(self) -> None:
+        data = self.data
+        if data.balance == "none":
+            if data.global_batch is not None and data.global_batch < 1:
+                raise ConfigError(f"data.global_batch must be a finite number from 1, not {data.global_batch}")
+            if data.budget or data.square_weight or data.budget_unit != "tokens":
+                raise ConfigError('data.budget, budget_unit and square_weight need data.balance = "budget"')
+            return
+        if data.budget < 1:
+            raise ConfigError(f"data.budget must be a finite number from 1, not {data.budget}")
+        if data.global_batch is not None:
+            raise ConfigError('data.global_batch contradicts data.balance = "budget": use data.budget')
+        if data.order != "shuffled":
+            raise ConfigError(f'data.order = "{data.order}" contradicts data.balance = "budget"')
+        if data.square_weight and data.budget_unit != "weight":
+            raise ConfigError('data.square_weight needs data.budget_unit = "weight"')
+        if self.optimizer.decay != "none" and not self.run.max_steps:
+            raise ConfigError(
+                f'optimizer.decay = "{self.optimizer.decay}" needs run.max_steps with data.balance = "budget": the '
+                "number of steps is not known before"
+            )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ Source: MTGRBoost, section 5.1 (weighted average), with the number of loss terms
 """
 
 # Without `from __future__ import annotations`: DDP reads the annotation of the hook's bucket.
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -28,7 +28,11 @@ from headway.data.sample_batch import SampleBatch
 
 @runtime_checkable
 class TrainableModel(Protocol):
-    """Interface of models that ``Trainer`` trains. They are modules of torch too."""
+    """Interface of models that ``Trainer`` trains. They are modules of torch too.
+
+    A model may also have ``start_lookups(batch)``, which begins the lookups of a batch while the step before computes.
+    Its result is passed to the call as ``lookups``.
+    """
 
     def __call__(self, batch: SampleBatch, *, seed: int, step: int) -> Mapping[str, Tensor]:
         """Returns the sum of the losses of each head, (). The batch may have no samples."""
@@ -41,15 +45,6 @@ class TrainableModel(Protocol):
     def predict(self, batch: SampleBatch) -> Mapping[str, Tensor]:
         """Returns the log-probability of each label, (targets,)."""
         ...
-
-
-def global_counts(counts: Sequence[int], group: dist.ProcessGroup | None, device: torch.device) -> list[int]:
-    """Adds integers over the ranks of a group; None: this rank alone."""
-    if group is None or group.size() == 1:
-        return list(counts)
-    on_device = torch.tensor(counts, dtype=torch.int64, device=device)
-    dist.all_reduce(on_device, group=group)
-    return [int(count) for count in on_device.tolist()]
 
 
 def loss_of(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> Tensor:

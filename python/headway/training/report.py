@@ -88,6 +88,7 @@ def write_report(config: TrainingConfig, out: Path, *, ranks: str) -> Path:
         ranks=ranks,
         last=results.progress[-1] if results.progress else None,
         plot=base64.b64encode(_plot(results.progress)).decode() if results.progress else None,
+        figures=_figures(results.progress),
         metrics=list(_METRICS.values()),
         quality={label: [_cell(row[name]) for name in _METRICS] for label, row in results.quality.items()},
         reasons=[f"{label}: {row['reason']}" for label, row in results.quality.items() if row["reason"]],
@@ -98,6 +99,29 @@ def write_report(config: TrainingConfig, out: Path, *, ranks: str) -> Path:
     return path
 
 
+def _figures(progress: Sequence[Row]) -> list[tuple[str, str]]:
+    """Returns names and values of the figures of the last line, without those that are not known."""
+    if not progress:
+        return []
+    last = progress[-1]
+    values = [
+        ("tokens per second", f"{last['tokens_per_s']:,.0f}"),
+        ("floating-point operations per second", _scaled(last["flops_per_s"], 1e-9, " G")),
+        ("wait for input", _scaled(last["input_wait"], 100, "%")),
+        ("idle time of ranks", _scaled(last["idle"], 100, "%")),
+        ("of it in exchanges of tables", _scaled(last["exchange_wait"], 100, "%")),
+        ("slowest rank", None if last["slowest_rank"] is None else str(last["slowest_rank"])),
+        ("rows of tables", f"{last['rows']:,}"),
+        ("rows evicted", f"{last['evictions']:,}"),
+        ("steps skipped for overflow", f"{last['skipped_steps']:,}"),
+    ]
+    return [(name, value) for name, value in values if value is not None]
+
+
+def _scaled(value: float | None, factor: float, unit: str) -> str | None:
+    return None if value is None else f"{factor * value:,.1f}{unit}"
+
+
 def _cell(value: float | None) -> str:
     if value is None:
         return "-"
@@ -105,7 +129,7 @@ def _cell(value: float | None) -> str:
 
 
 def _plot(progress: Sequence[Row]) -> bytes:
-    """Plots losses by head, tokens per second and the wait for input over steps; returns a PNG file."""
+    """Plots losses by head, tokens per second and waits over steps; returns a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,8 +141,11 @@ def _plot(progress: Sequence[Row]) -> bytes:
         losses.plot(steps, [row["losses"].get(head) for row in progress], label=head)
     losses.legend()
     speed.plot(steps, [row["tokens_per_s"] for row in progress])
-    wait.plot(steps, [100 * row["input_wait"] for row in progress])
-    for axes, title in ((losses, "mean loss"), (speed, "tokens/s of all ranks"), (wait, "wait for input (% of time)")):
+    wait.plot(steps, [100 * row["input_wait"] for row in progress], label="for input")
+    if progress[-1]["idle"] is not None:
+        wait.plot(steps, [100 * (row["idle"] or 0) for row in progress], label="for other ranks")
+    wait.legend()
+    for axes, title in ((losses, "mean loss"), (speed, "tokens/s of all ranks"), (wait, "waits (% of time)")):
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
     speed.set_ylim(bottom=0)

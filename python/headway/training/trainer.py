@@ -3,9 +3,11 @@
 
 The schedule of a step, for each rank::
 
+    prepared    by ``Pipeline``, while the step before computes: batches on the device, lookups that have begun, and
     counts      = add over ranks (terms of each head in all micro-batches)
     for each micro-batch:
-        sums    = model(batch)                     lookups: two or three exchanges
+        sums    = model(batch)                     the rest of its lookups
+        (last)  prepare the next step              its keys travel during the backward pass
         backward(sum over heads of sums / counts)  gradients of rows go to their owners;
                                                    the last micro-batch adds dense gradients over ranks
     losses      = add over ranks (sums); they must be finite
@@ -20,13 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,79 +38,33 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import SampleBatch, collate
-from headway.embedding import HashTableCollection, clip_grad_norm_
+from headway.embedding import HashTableCollection
 from headway.evaluation import LabelQuality, TargetScores
 from headway.nn.grm import GRM
 from headway.training.checkpoints import Checkpoints, Manifest, TrainingCheckpointError
-from headway.training.config import ConfigError, TrainingConfig, differences
-from headway.training.gradients import global_counts, loss_of, sum_gradients
+from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig, differences
+from headway.training.gradients import loss_of, sum_gradients
+from headway.training.loss_scaling import LossScaler
+from headway.training.pipeline import Pipeline, PreparedStep
+from headway.training.progress import (
+    Progress,
+    TrainingResult,
+    Window,
+    exchange_seconds,
+    figures_of,
+    gather,
+    waits,
+)
 from headway.training.report import write_report
+from headway.training.sample_cost import fit_square_weight
 
 
 class LossError(RuntimeError):
     """A loss is not finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """State and speed of a training since the last line.
-
-    Attributes:
-        step, num_steps: optimizer steps so far, and at the end.
-        epoch: the present one, from 0.
-        losses: mean loss of each head, over all ranks.
-        tokens_per_s: events and contextual tokens of all ranks.
-        input_wait: part of the time that this rank waited for data.
-        seconds: since the training began.
-        flops_per_s: floating-point operations of all ranks, forward and backward; None: the model does not count them.
-    """
-
-    step: int
-    num_steps: int
-    epoch: int
-    losses: Mapping[str, float]
-    tokens_per_s: float
-    input_wait: float
-    seconds: float
-    flops_per_s: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """The end of a training.
-
-    Attributes:
-        step: optimizer steps so far.
-        losses: mean loss of each head in the last steps.
-        quality: of each label on the evaluation data; empty without them.
-        checkpoint: the last one.
-        report: an HTML page with plots, on rank 0; None without ``out`` or without the packages for it.
-        stopped: the training was stopped by SIGTERM, and may be resumed.
-        seconds: duration.
-    """
-
-    step: int
-    losses: Mapping[str, float]
-    quality: Mapping[str, LabelQuality]
-    checkpoint: Path | None
-    report: Path | None
-    stopped: bool
-    seconds: float
-
-
-@dataclass
-class _Window:
-    """Sums since the last line of progress."""
-
-    losses: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    tokens: int = 0
-    flops: float = 0.0
-    waited_s: float = 0.0
-    begin: float = field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -148,6 +105,8 @@ class Trainer:
         self.rank = 0 if self.group is None else self.group.rank()
         self.num_ranks = 1 if self.group is None else self.group.size()
         self.device = _device(config.run.device)
+        self._dtype = config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
+        self._scaler = LossScaler(enabled=self._dtype == "float16")
         self._say, self._observe = say, observe
         self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
@@ -178,11 +137,13 @@ class Trainer:
         if self.num_ranks > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
-            self._parallel.register_comm_hook(self.group, sum_gradients)
+            self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
+        self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
         self.step = 0
         self._next = Position()
-        self._got_signal = False  #: This rank got SIGTERM; the others learn of it in the next step.
-        self._stops = False  #: All ranks stop after the present step.
+        self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
+        self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
+        self._square_weight = config.data.square_weight or None  #: None: not known yet.
         self._checkpoints = (
             None
             if self.out is None
@@ -190,33 +151,32 @@ class Trainer:
         )
 
     @functools.cached_property
-    def steps_per_epoch(self) -> int:
-        return self._reader().steps_per_epoch
-
-    @functools.cached_property
-    def num_steps(self) -> int:
-        """Steps of the whole training."""
-        steps = self.config.run.epochs * self.steps_per_epoch
-        return min(steps, self.config.run.max_steps) if self.config.run.max_steps else steps
+    def num_steps(self) -> int | None:
+        """Steps of all epochs, at most ``run.max_steps``. None without that limit if batches have a budget."""
+        most = self.config.run.max_steps or None
+        if self.config.data.balance == "budget":
+            return most
+        steps = self.config.run.epochs * self._reader(self.folder).steps_per_epoch
+        return steps if most is None else min(steps, most)
 
     def run(self) -> TrainingResult:
         """Trains from the present step to the end, evaluates, and saves a checkpoint.
 
-        SIGTERM ends it after the present step, with a checkpoint.
+        SIGTERM ends it with a checkpoint, after the present step and those that are prepared
+        (``config.run.steps_ahead``).
 
         Raises:
             LossError: a loss is not finite. Nothing is updated in that step.
         """
         begin = time.monotonic()
         losses: Mapping[str, float] = {}
-        self._got_signal = self._stops = False
+        self._got_signal = self._is_stopped = False
         with self._stopping_on_sigterm():  # Until the end: a second signal must not interrupt the save.
             for progress in self._train(begin):
                 losses = progress.losses
                 self._report(progress)
-            stopped = self.step < self.num_steps
             checkpoint = self.save() if self._checkpoints is not None else None
-            quality = {} if stopped or not self.config.data.evaluation else self.evaluate()
+            quality = {} if self._is_stopped or not self.config.data.evaluation else self.evaluate()
         for name, of_label in quality.items():
             self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
         return TrainingResult(
@@ -225,7 +185,7 @@ class Trainer:
             losses=losses,
             quality=quality,
             checkpoint=checkpoint,
-            stopped=stopped,
+            stopped=self._is_stopped,
             seconds=time.monotonic() - begin,
         )
 
@@ -266,22 +226,41 @@ class Trainer:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
         self._settle_buckets()
-        window = _Window()
-        steps = iter(self._reader(start=self._next, epochs=self.config.run.epochs))
-        while self.step < self.num_steps and not self._stops:
-            asked = time.monotonic()
-            step = next(steps)
-            window.waited_s += time.monotonic() - asked
-            self._step(step, window)
-            is_last = self.step == self.num_steps or self._stops
-            if is_last or self.step % self.config.run.log_every == 0:
-                yield self._progress(window, step.position, begin)
-                window = _Window()
-            every = self.config.checkpoint.every
-            if every and self.step % every == 0 and not is_last and self._checkpoints is not None:
-                self.save()
-        with contextlib.suppress(AttributeError):
-            steps.close()  # type: ignore[attr-defined]
+        reader = self._training_reader()
+        steps = iter(reader)
+        left = None if self.num_steps is None else self.num_steps - self.step
+        pipeline = Pipeline(
+            itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps,
+            device=self.device,
+            count=self._count,
+            start_lookups=getattr(self.model, "start_lookups", None),
+            group=self.group,
+            depth=self.config.run.steps_ahead,
+        )
+        window = self._window()
+        epoch = self._next.epoch
+        with contextlib.closing(steps), contextlib.closing(pipeline):  # type: ignore[type-var]
+            while self.step != self.num_steps and (prepared := pipeline.next()) is not None:
+                *_, num_samples, num_stops = prepared.totals
+                self._is_stopped = num_stops > 0
+                if self._is_stopped:
+                    break
+                epoch = prepared.host.position.epoch
+                if num_samples == 0 and isinstance(reader, BudgetReader):  # No rank has samples left.
+                    reader.end_epoch(epoch)
+                    continue
+                self._step(prepared, window, pipeline.advance)
+                waited = pipeline.take_waits()
+                window.input_s += waited.for_input_s
+                window.reduction_s += waited.for_ranks_s
+                if self.step % self.config.run.log_every == 0:
+                    yield self._progress(window, epoch, begin)
+                    window = self._window()
+                every = self.config.checkpoint.every
+                if every and self.step % every == 0 and self.step != self.num_steps and self._checkpoints is not None:
+                    self.save()
+        if window.counts:  # The last steps.
+            yield self._progress(window, epoch, begin)
 
     def _settle_buckets(self) -> None:
         """Runs a pass without samples, after which DDP orders the gradients in its buckets once and for all.
@@ -299,50 +278,64 @@ class Trainer:
         for collection in self.tables:
             collection.optimizer.zero_grad()
 
-    def _step(self, step: StepBatch, window: _Window) -> None:
+    def _count(self, step: StepBatch) -> list[int]:
+        """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
         terms = [self.model.count_terms(batch) for batch in step.batches]
-        heads = list(terms[0])
-        of_rank = [sum(of_batch[name] for of_batch in terms) for name in heads]
         num_context = len(self.config.data.context)
         tokens = sum(batch.num_events + num_context * batch.num_samples for batch in step.batches)
-        added = global_counts([*of_rank, tokens, int(self._got_signal)], self.group, self.device)
-        counts = dict(zip(heads, added, strict=False))
-        self._stops = added[-1] > 0
+        samples = sum(batch.num_samples for batch in step.batches)
+        of_heads = [sum(of_batch[name] for of_batch in terms) for name in terms[0]]
+        return [*of_heads, tokens, samples, int(self._got_signal)]
+
+    def _step(self, prepared: PreparedStep, window: Window, prepare_next: Callable[[], None]) -> None:
+        step = prepared.host
+        heads = list(self.model.count_terms(step.batches[0]))
+        *of_heads_total, tokens, _, _ = prepared.totals
+        counts = dict(zip(heads, of_heads_total, strict=True))
         self._set_rates()
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(heads), dtype=torch.float64, device=self.device)
-        for index, host_batch in enumerate(step.batches):
-            batch = host_batch.to(self.device)
-            adds = index == len(step.batches) - 1 or self.num_ranks == 1
-            with contextlib.nullcontext() if adds else self._parallel.no_sync():
+        for index, (host_batch, batch, lookups) in enumerate(
+            zip(step.batches, prepared.batches, prepared.lookups, strict=True)
+        ):
+            is_last = index == len(step.batches) - 1
+            with contextlib.nullcontext() if is_last or self.num_ranks == 1 else self._parallel.no_sync():
                 with self._autocast():
-                    of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step)
+                    options = {} if lookups is None else {"lookups": lookups}
+                    of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step, **options)
+                if is_last:
+                    prepare_next()
                 if set(of_heads) != set(heads):
                     raise ValueError(
                         f"forward() has the heads {', '.join(of_heads)}, and count_terms() {', '.join(heads)}"
                     )
-                loss_of(of_heads, counts).backward()  # type: ignore[no-untyped-call]
+                self._scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([of_heads[name].detach().double() for name in heads])
             window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
         if self.num_ranks > 1:
+            window.reduction_s += time.monotonic() - self._last_bucket_s
+            began = time.monotonic()
             dist.all_reduce(sums, group=self.group)
-        self._expect_finite(dict(zip(heads, sums.tolist(), strict=True)), step)
-        if self.config.optimizer.clip_norm:
-            clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip_norm, tables=self.tables)
-        self.optimizer.step()
-        for collection in self.tables:
-            collection.optimizer.step()
+            window.reduction_s += time.monotonic() - began
+        losses = dict(zip(heads, sums.tolist(), strict=True))
+        self._expect_finite(losses, step)
+        parameters = list(self.model.parameters())
+        if self._scaler.prepare_update(parameters, self.tables, clip_norm=self.config.optimizer.clip_norm):
+            self.optimizer.step()
+            for collection in self.tables:
+                collection.optimizer.step()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            for collection in self.tables:
+                collection.optimizer.zero_grad()
         self.step += 1
-        self._next = self._after(step.position)
-        for name, total in zip(heads, sums.tolist(), strict=True):
-            window.losses[name] = window.losses.get(name, 0.0) + total
-            window.counts[name] = window.counts.get(name, 0) + counts[name]
-        window.tokens += added[len(heads)]
+        self._next = step.next
+        window.add(losses, counts, tokens=tokens)
 
     def _set_rates(self) -> None:
         warmup = self.config.optimizer.warmup_steps
         factor = min(1.0, (self.step + 1) / warmup) if warmup else 1.0
-        if self.config.optimizer.decay == "cosine":
+        if self.config.optimizer.decay == "cosine" and self.num_steps is not None:
             factor *= 0.5 * (1 + math.cos(math.pi * self.step / self.num_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.optimizer.lr * factor
@@ -367,32 +360,57 @@ class Trainer:
             f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong[0]} is {sums[wrong[0]]}{place}"
         )
 
-    def _after(self, position: Position) -> Position:
-        if position.step + 1 < self.steps_per_epoch:
-            return Position(position.epoch, position.step + 1)
-        return Position(position.epoch + 1, 0)
+    def _training_reader(self) -> BatchReader | BudgetReader:
+        data, epochs = self.config.data, self.config.run.epochs
+        if data.balance == "none":
+            return self._reader(self.folder, start=self._next, epochs=epochs, order=data.order)
+        if data.budget_unit == "weight" and self._square_weight is None:
+            self._fit_square_weight()
+        budget = Budget(data.budget, self._square_weight or 0.0)
+        with _as_config_error():
+            return BudgetReader(
+                self.folder, budget=budget, start=self._next, epochs=epochs, **self._reader_options(data.micro_batches)
+            )
 
-    def _reader(self, folder: ParquetFolder | None = None, **changes: Any) -> BatchReader:
+    def _reader(self, folder: ParquetFolder, *, micro_batches: int | None = None, **options: Any) -> BatchReader:
         data = self.config.data
-        options: dict[str, Any] = {
-            "global_batch": data.global_batch,
-            "micro_batches": data.micro_batches,
+        global_batch = data.global_batch or DEFAULT_BATCH  # Evaluation has no budget.
+        with _as_config_error():
+            return BatchReader(
+                folder,
+                global_batch=global_batch,
+                **self._reader_options(data.micro_batches if micro_batches is None else micro_batches),
+                **options,
+            )
+
+    def _reader_options(self, micro_batches: int) -> dict[str, Any]:
+        data = self.config.data
+        return {
+            "micro_batches": micro_batches,
             "num_streams": data.num_streams,
             "read_ahead": data.read_ahead,
-            "order": data.order,
             "seed": self.config.run.seed,
             "rank": self.rank,
             "num_ranks": self.num_ranks,
             "pin_memory": self.device.type == "cuda",
         }
-        try:
-            return BatchReader(folder or self.folder, **options | changes)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+
+    def _fit_square_weight(self) -> None:
+        self._square_weight = fit_square_weight(
+            self.model,
+            self.config.data.schema(),
+            tokens=self.config.data.budget,
+            longest=self.config.model.grm().max_length,
+            device=self.device,
+            autocast=self._autocast,
+            group=self.group,
+        )
+        if self.rank == 0:
+            self._say(f"a sample of L tokens weighs L + {self._square_weight:.3g} L^2")
 
     def _autocast(self) -> Any:
-        dtype = self.config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+        dtype = torch.float16 if self._dtype == "float16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self._dtype != "float32")
 
     # Checkpoints
 
@@ -406,9 +424,26 @@ class Trainer:
             raise ValueError("a trainer without a folder saves no checkpoints")
         prefixes = self._table_prefixes()
         model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
-        dense = {"model": model, "optimizer": self.optimizer.state_dict()}
-        manifest = Manifest(self.step, self._next, self.num_ranks, self.folder.fingerprint, self.config.as_dict())
+        dense = {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+        manifest = Manifest(
+            step=self.step,
+            next=self._whole_position(),
+            num_ranks=self.num_ranks,
+            fingerprint=self.folder.fingerprint,
+            config=self.config.as_dict(),
+            square_weight=self._square_weight,
+        )
         return self._checkpoints.save(manifest, dense, self.tables)
+
+    def _whole_position(self) -> Position:
+        """Returns where a resumed training starts. With a budget each rank knows the rows of its own streams."""
+        if not self._next.taken or self.num_ranks == 1:
+            return self._next
+        taken = torch.tensor(self._next.taken, device=self.device)
+        own = torch.arange(len(taken), device=self.device) % self.num_ranks == self.rank
+        taken = torch.where(own, taken, 0)
+        dist.all_reduce(taken, group=self.group)
+        return replace(self._next, taken=tuple(taken.tolist()))
 
     def resume(self, path: Path | None = None) -> bool:
         """Continues from a checkpoint that any number of ranks wrote. All ranks call it.
@@ -426,7 +461,7 @@ class Trainer:
             return False
         manifest = Checkpoints.manifest(path)
         found = differences(manifest.config, self.config.as_dict(), sections=("data", "model"))
-        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches")
+        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ")
         found = [each for each in found if not each.startswith(ignored)]
         if manifest.config["run"]["seed"] != self.config.run.seed:
             found.append(f"run.seed is {self.config.run.seed}, and was {manifest.config['run']['seed']}")
@@ -448,11 +483,14 @@ class Trainer:
                 f"{[name for name in unexpected if name in wrong] or 'nothing'}"
             )
         self.optimizer.load_state_dict(dense["optimizer"])
+        self._scaler.load_state_dict(dense.get("scaler", {}))
         for group in self.optimizer.param_groups:  # The present settings count, as for the learning rate.
             group["betas"], group["weight_decay"] = self.config.optimizer.betas, self.config.optimizer.weight_decay
         for index, collection in enumerate(self.tables):
             collection.load(path / f"tables_{index}")
         self.step, self._next = manifest.step, manifest.next
+        if self._square_weight is None:
+            self._square_weight = manifest.square_weight
         return True
 
     def _table_prefixes(self) -> tuple[str, ...]:
@@ -476,31 +514,38 @@ class Trainer:
 
     # Reports
 
-    def _progress(self, window: _Window, position: Position, begin: float) -> Progress:
+    def _window(self) -> Window:
+        return Window(begin_exchange_s=exchange_seconds(self.group))
+
+    def _sum_bucket(self, bucket: Any) -> Any:
+        assert self.group is not None
+        self._last_bucket_s = time.monotonic()
+        return sum_gradients(self.group, bucket)
+
+    def _progress(self, window: Window, epoch: int, begin: float) -> Progress:
+        of_ranks = gather(figures_of(window, self.tables, self.group), self.group, self.device)
         seconds = max(time.monotonic() - window.begin, 1e-9)
         flops = window.flops * self.num_ranks / seconds  # Other ranks have about as many.
         return Progress(
             step=self.step,
             num_steps=self.num_steps,
-            epoch=position.epoch,
-            losses={name: total / max(window.counts[name], 1) for name, total in window.losses.items()},
+            epoch=epoch,
+            losses=window.means(),
             tokens_per_s=window.tokens / seconds,
-            input_wait=window.waited_s / seconds,
+            input_wait=of_ranks[0].input_wait,
+            **waits(of_ranks, self.device),
+            rows=int(sum(each.rows for each in of_ranks)),
+            evictions=int(sum(each.evictions for each in of_ranks)),
+            skipped_steps=self._scaler.num_skipped,
             seconds=time.monotonic() - begin,
             flops_per_s=None if math.isnan(flops) else flops,
         )
 
     def _report(self, progress: Progress) -> None:
         self._observe(progress)
-        if self.rank != 0:
-            return
-        losses = ", ".join(f"{name} {loss:.4f}" for name, loss in progress.losses.items())
-        flops = "" if progress.flops_per_s is None else f", {progress.flops_per_s / 1e9:,.1f} GFLOP/s"
-        self._say(
-            f"step {progress.step} of {progress.num_steps}, epoch {progress.epoch}: loss of {losses}; "
-            f"{progress.tokens_per_s:,.0f} tokens/s{flops}, input wait {100 * progress.input_wait:.1f}%"
-        )
-        self._write({"kind": "progress"} | vars(progress))
+        if self.rank == 0:
+            self._say(progress.line())
+            self._write({"kind": "progress"} | vars(progress))
 
     def _write_report(self) -> Path | None:
         if self.rank != 0 or self.out is None or not (self.out / "results.jsonl").exists():
@@ -516,6 +561,14 @@ class Trainer:
             self.out.mkdir(parents=True, exist_ok=True)
             with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(row)) + "\n")
+
+
+@contextlib.contextmanager
+def _as_config_error() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def format_ranks(num_ranks: int) -> str:

@@ -105,6 +105,7 @@ def test_ranks_without_samples_get_empty_batches(tmp_path: Path) -> None:
 
 
 def test_turns_are_those_of_a_plain_loop() -> None:
+    """Turns says how many rows of each stream come before a position: the streams of an epoch take turns."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         lengths = torch.randint(0, 6, (5,), generator=generator).tolist()

@@ -45,9 +45,10 @@ def make_config(folder: Path, **sections: dict[str, Any]) -> TrainingConfig:
         "actions": SCHEMA.actions,
         "labels": SCHEMA.labels,
         "group": "user",
-        "global_batch": 16,
         "num_streams": 12,
     }
+    if "balance" not in sections.get("data", {}):
+        data["global_batch"] = 16
     values = {"data": data | sections.pop("data", {}), "model": SMALL | sections.pop("model", {})}
     values["run"] = {"device": "cpu", "epochs": 2} | sections.pop("run", {})
     return TrainingConfig.of(values | sections)
@@ -72,10 +73,10 @@ class ExactModel(nn.Module):
     def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
         items = self.tables({"item": (batch.events["item"], batch.history_lengths + batch.target_lengths)})["item"]
         ends = (batch.history_lengths + batch.target_lengths).cumsum(0)
-        places = [
+        indices = [
             end - n + i for end, n in zip(ends.tolist(), batch.target_lengths.tolist(), strict=True) for i in range(n)
         ]
-        of_targets = items[torch.tensor(places, dtype=torch.int64, device=items.device)] @ self.weight
+        of_targets = items[torch.tensor(indices, dtype=torch.int64, device=items.device)] @ self.weight
         return {name: (of_targets * (2 * batch.labels[name] - 1)).sum() for name in SCHEMA.labels}
 
     def count_terms(self, batch: SampleBatch) -> dict[str, int]:
@@ -101,7 +102,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of the trainer: its settings, and what happens before."""
+    """A run of the trainer. ``before`` gets the trainer right before it runs; ``resume`` continues from ``out``."""
 
     config: TrainingConfig
     out: Path | None = None

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``BudgetReader``: batches of one rank that cost up to a budget of tokens.
+
+Idea: lengths vary by a factor of a hundred, so batches of equally many samples take very different times, and ranks
+wait for the slowest. Each rank fills its batches to the same budget instead, from its own streams. No samples are
+exchanged.
+
+Example: a budget of 10 and samples of 4, 5, 12 and 3 tokens give the batches [4, 5], [12] and [3].
+
+Invariants: all ranks together read each row once in an epoch. The next row is that of the stream with the fewest rows
+taken, so an epoch goes on from the rows taken alone, with any number of ranks.
+Complexity: O(log V) for each row, with V streams. Host memory is bounded as for ``BatchReader``.
+Source: MTGRBoost, algorithm 1. As published it yields neither the tail nor a sample above the budget, and ranks run out
+of batches at different times. Here a large sample is a batch alone, the tail is a batch, and a rank that has read its
+samples has empty batches until all ranks have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headway.data.cursors import Cursor, RowGroups
+from headway.data.order import make_streams
+from headway.data.parquet import ParquetFolder
+from headway.data.reader import NUM_STREAMS, START, Position, ReadAhead, StepBatch
+from headway.data.sample_batch import Slice, collate
+from headway.data.schema import TARGET
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limit on the cost of a batch. A sample of L tokens costs L + ``square_weight`` L^2, in tokens.
+
+    Attributes:
+        tokens: most that the samples of a batch cost together. A sample that costs more is a batch alone.
+        square_weight: cost of attention over that of the rest, for each token of a sample; 0: tokens are counted.
+    """
+
+    tokens: float
+    square_weight: float = 0.0
+
+    def cost(self, num_tokens: int) -> float:
+        return num_tokens * (1 + self.square_weight * num_tokens)
+
+
+class BudgetReader(ReadAhead):
+    """Iterates over batches of one rank that cost up to a budget. No samples are exchanged.
+
+    The caller ends each epoch with ``end_epoch()``, once no rank has samples left. Until then a rank without any has
+    steps without samples. All ranks together read each row once in an epoch. How rows are divided into steps depends on
+    the number of ranks.
+
+    Args:
+        budget: of each batch.
+        start: the first step, with the rows of all streams that were taken before.
+        folder, micro_batches, rank, num_ranks, seed, epochs, num_streams, read_ahead, chunk_rows, pin_memory: as for
+            ``BatchReader``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: ParquetFolder,
+        *,
+        budget: Budget,
+        micro_batches: int = 1,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int = 0,
+        start: Position = START,
+        epochs: int = 1,
+        num_streams: int = NUM_STREAMS,
+        read_ahead: int = 2,
+        chunk_rows: int = 64,
+        pin_memory: bool = False,
+    ) -> None:
+        if num_ranks > num_streams:
+            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
+        if min(budget.tokens, micro_batches, read_ahead, chunk_rows) < 1:
+            raise ValueError("budget, micro_batches, read_ahead and chunk_rows are at least 1")
+        if num_ranks > folder.num_rows:
+            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
+        if start.taken and len(start.taken) != num_streams:
+            raise ValueError(f"the start is a position of {len(start.taken)} streams, and num_streams is {num_streams}")
+        self.folder = folder
+        self._budget, self._micro_batches = budget, micro_batches
+        self._rank, self._num_ranks, self._seed = rank, num_ranks, seed
+        self._start, self._epochs, self._num_streams = start, epochs, num_streams
+        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
+        self._ended_epoch = start.epoch - 1
+
+    def end_epoch(self, epoch: int) -> None:
+        """Goes on with the next epoch. All ranks call it after the same step."""
+        self._ended_epoch = max(self._ended_epoch, epoch)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
+        with contextlib.closing(super().__iter__()) as steps:  # type: ignore[type-var]
+            for step in steps:
+                if step.batches:
+                    yield step
+                    continue
+                while self._ended_epoch < step.position.epoch:  # This rank has read its samples of the epoch.
+                    yield self._step(step.position, step.position, [])
+
+    def _steps(self) -> Iterator[StepBatch]:
+        for epoch in range(self._start.epoch, self._epochs):
+            position = self._start if epoch == self._start.epoch else Position(epoch, 0)
+            for next_position, parts in self._parts(position):
+                yield self._step(position, next_position, parts)
+                position = next_position
+            yield StepBatch(position, position, batches=[])  # Marks the end of the epoch.
+
+    def _step(self, position: Position, after: Position, parts: list[list[Slice]]) -> StepBatch:
+        parts = [*parts, *([[]] * (self._micro_batches - len(parts)))]
+        batches = [collate(part, self.folder.schema) for part in parts]
+        return StepBatch(position, after, [batch.pin_memory() for batch in batches] if self._pin_memory else batches)
+
+    def _parts(self, start: Position) -> Iterator[tuple[Position, list[list[Slice]]]]:
+        """Yields the rows of each micro-batch of a step, and the position after it."""
+        taken = list(start.taken or (0,) * self._num_streams)
+        taken = [count if stream % self._num_ranks == self._rank else 0 for stream, count in enumerate(taken)]
+        step, parts, cost = start.step, list[list[Slice]]([[]]), 0.0
+        for stream, row, num_tokens in self._rows(start.epoch, tuple(taken)):
+            of_row = self._budget.cost(num_tokens)
+            if parts[-1] and cost + of_row > self._budget.tokens:
+                if len(parts) == self._micro_batches:
+                    step += 1
+                    yield Position(start.epoch, step, tuple(taken)), parts
+                    parts = []
+                parts.append([])
+                cost = 0.0
+            parts[-1].append(row)
+            cost += of_row
+            taken[stream] += 1
+        if parts[-1]:
+            yield Position(start.epoch, step + 1, tuple(taken)), parts
+
+    def _rows(self, epoch: int, taken: Sequence[int]) -> Iterator[tuple[int, Slice, int]]:
+        """Yields the stream of a row, the row, and its tokens. The stream with the fewest rows taken is next."""
+        groups = self.folder.row_groups
+        of_streams = make_streams(groups, num_streams=self._num_streams, seed=self._seed, epoch=epoch)
+        own = {stream: of_streams[stream] for stream in range(self._rank, self._num_streams, self._num_ranks)}
+        row_groups = RowGroups(
+            self.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=self._chunk_rows
+        )
+        cursors = {stream: Cursor(row_groups, pieces, taken[stream]) for stream, pieces in own.items()}
+        num_rows = {stream: sum(piece.num_rows for piece in pieces) for stream, pieces in own.items()}
+        turns = [(taken[stream], stream) for stream in own if taken[stream] < num_rows[stream]]
+        heapq.heapify(turns)
+        while turns:
+            count, stream = turns[0]
+            (row,) = cursors[stream].take(1)
+            yield stream, row, self._num_tokens(row)
+            if count + 1 < num_rows[stream]:
+                heapq.heapreplace(turns, (count + 1, stream))
+            else:
+                heapq.heappop(turns)
+
+    def _num_tokens(self, row: Slice) -> int:
+        schema, offsets = self.folder.schema, row.chunk.offsets
+        names = (schema.events[0], TARGET + schema.events[0])
+        return len(schema.context) + sum(int(offsets[name][row.end] - offsets[name][row.begin]) for name in names)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of a training: what a line of it says, and how it is measured.
+
+Idea: each rank adds up its steps and waits between two lines (``Window``). For a line all ranks exchange a few numbers.
+
+Waits of a rank for others are those in exchanges of tables, in the last bucket of DDP, and in the sum of the losses. On
+CUDA they pass on streams, where the host does not see them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import headway
+from headway.embedding import HashTableCollection
+from headway.evaluation import LabelQuality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """State and speed of a training since the last line.
+
+    Attributes:
+        step, num_steps: optimizer steps so far, and at the end; None: it is not known, since batches have a budget.
+        epoch: the present one, from 0.
+        losses: mean loss of each head, over all ranks.
+        tokens_per_s: events and contextual tokens of all ranks.
+        input_wait: fraction of the time, 0 to 1, that rank 0 waited for data.
+        idle: fraction of the time that ranks waited for other ranks, their mean; None on CUDA.
+        exchange_wait: the part of ``idle`` in exchanges of tables; None on CUDA and over other backends than headway.
+        slowest_rank: the one that waited least for others; None with one rank, and on CUDA.
+        rows: of all tables and ranks.
+        evictions: rows evicted since the training began or was resumed.
+        skipped_steps: steps whose gradients overflowed float16.
+        seconds: since the training began.
+        flops_per_s: floating-point operations of all ranks, forward and backward; None: the model does not count them.
+    """
+
+    step: int
+    num_steps: int | None
+    epoch: int
+    losses: Mapping[str, float]
+    tokens_per_s: float
+    input_wait: float
+    idle: float | None
+    exchange_wait: float | None
+    slowest_rank: int | None
+    rows: int
+    evictions: int
+    skipped_steps: int
+    seconds: float
+    flops_per_s: float | None
+
+    def line(self) -> str:
+        """Formats the line."""
+        of_steps = "" if self.num_steps is None else f" of {self.num_steps}"
+        losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
+        parts = [f"{self.tokens_per_s:,.0f} tokens/s"]
+        if self.flops_per_s is not None:
+            parts.append(f"{self.flops_per_s / 1e9:,.1f} GFLOP/s")
+        parts.append(f"input wait {100 * self.input_wait:.1f}%")
+        if self.idle is not None:
+            parts.append(f"idle {100 * self.idle:.1f}%")
+        parts.append(f"{self.rows:,} rows")
+        return f"step {self.step}{of_steps}, epoch {self.epoch}: loss of {losses}; {', '.join(parts)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """The end of a training.
+
+    Attributes:
+        step: optimizer steps so far.
+        losses: mean loss of each head in the last steps.
+        quality: of each label on the evaluation data; empty without them.
+        checkpoint: the last one.
+        report: an HTML page with plots, on rank 0; None without ``out`` or without the packages for it.
+        stopped: the training was stopped by SIGTERM, and may be resumed.
+        seconds: duration.
+    """
+
+    step: int
+    losses: Mapping[str, float]
+    quality: Mapping[str, LabelQuality]
+    checkpoint: Path | None
+    report: Path | None
+    stopped: bool
+    seconds: float
+
+
+@dataclass
+class Window:
+    """Sums since the last line.
+
+    Attributes:
+        losses, counts: sum of losses and number of terms of each head, over all ranks.
+        tokens: of all ranks.
+        flops: of this rank.
+        input_s, reduction_s: seconds that this rank waited for data, and for sums over ranks.
+        begin, begin_exchange_s: clock and ``exchange_seconds()`` at the begin.
+    """
+
+    losses: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    flops: float = 0.0
+    input_s: float = 0.0
+    reduction_s: float = 0.0
+    begin: float = field(default_factory=time.monotonic)
+    begin_exchange_s: float = 0.0
+
+    def add(self, sums: Mapping[str, float], counts: Mapping[str, int], *, tokens: int) -> None:
+        """Adds the losses of a step."""
+        for name, total in sums.items():
+            self.losses[name] = self.losses.get(name, 0.0) + total
+            self.counts[name] = self.counts.get(name, 0) + counts[name]
+        self.tokens += tokens
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(self.counts[name], 1) for name, total in self.losses.items()}
+
+
+class RankFigures(NamedTuple):
+    """Figures of a rank for a line, which all ranks exchange. Waits are fractions of the time since the last line."""
+
+    rows: float
+    evictions: float
+    input_wait: float
+    exchange_wait: float  #: NaN: not known.
+    reduction_wait: float
+
+
+def exchange_seconds(group: dist.ProcessGroup | None) -> float:
+    """Returns how long this process has waited in exchanges of a group; NaN over another backend than headway."""
+    if group is None or group.size() == 1:
+        return 0.0
+    try:
+        return float(sum(peer["wait_s"] for peer in headway.stats(group)["peers"].values()))
+    except (ValueError, TypeError, RuntimeError):
+        return math.nan
+
+
+def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dist.ProcessGroup | None) -> RankFigures:
+    """Returns the figures of this rank."""
+    seconds = max(time.monotonic() - window.begin, 1e-9)
+    of_tables = [each for collection in tables for each in collection.statistics()["tables"].values()]
+    return RankFigures(
+        rows=sum(each["rows"] for each in of_tables),
+        evictions=sum(each["evicted"] for each in of_tables),
+        input_wait=window.input_s / seconds,
+        exchange_wait=(exchange_seconds(group) - window.begin_exchange_s) / seconds,
+        reduction_wait=window.reduction_s / seconds,
+    )
+
+
+def gather(own: RankFigures, group: dist.ProcessGroup | None, device: torch.device) -> list[RankFigures]:
+    """Returns the figures of all ranks. All ranks call it."""
+    if group is None or group.size() == 1:
+        return [own]
+    values = torch.tensor(own, dtype=torch.float64, device=device)
+    of_ranks = [torch.empty_like(values) for _ in range(group.size())]
+    dist.all_gather(of_ranks, values, group=group)
+    return [RankFigures(*each.tolist()) for each in of_ranks]
+
+
+def waits(of_ranks: Sequence[RankFigures], device: torch.device) -> dict[str, Any]:
+    """Returns ``idle``, ``exchange_wait`` and ``slowest_rank`` of a ``Progress``."""
+    if device.type == "cuda":
+        return {"idle": None, "exchange_wait": None, "slowest_rank": None}
+    exchanges = [each.exchange_wait for each in of_ranks]
+    known = not any(math.isnan(each) for each in exchanges)
+    idle = [each.reduction_wait + (each.exchange_wait if known else 0.0) for each in of_ranks]
+    return {
+        "idle": sum(idle) / len(idle),
+        "exchange_wait": sum(exchanges) / len(exchanges) if known else None,
+        "slowest_rank": min(range(len(idle)), key=idle.__getitem__) if len(idle) > 1 else None,
+    }

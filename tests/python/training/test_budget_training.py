@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with batches up to a budget: every sample once, also across stops and with other numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headway.training import ConfigError, Trainer
+from headway.training.sample_cost import square_weight
+from training_cases import Run, make_config, make_folder, most_difference, same_bits, train
+
+
+def budget_config(folder: Path, **sections: dict[str, Any]) -> Any:
+    data = {"balance": "budget", "budget": 40} | sections.pop("data", {})
+    return make_config(folder, data=data, **sections)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_steps_in_flight_and_resumes_change_nothing(tmp_path: Path, num_ranks: int) -> None:
+    folder = make_folder(tmp_path / "log")
+    runs = [Run(config=budget_config(folder, run={"steps_ahead": depth})) for depth in (0, 2)]
+    stopped = Run(config=budget_config(folder, run={"max_steps": 3}), out=tmp_path / "out")
+    resumed = Run(config=budget_config(folder), out=tmp_path / "out", resume=True)
+    alone, ahead, _, later = train(num_ranks, *runs, stopped, resumed)
+    assert same_bits(ahead, alone)
+    assert later["step"] == alone["step"] > 3 and same_bits(later, alone)
+
+
+def test_a_training_resumes_on_other_ranks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log")
+    train(3, Run(config=budget_config(folder, run={"max_steps": 2}), out=tmp_path / "out"))
+    (later,) = train(2, Run(config=budget_config(folder), out=tmp_path / "out", resume=True))
+    assert later["step"] > 2
+
+
+def test_a_budget_of_everything_is_one_step_of_the_whole_epoch(tmp_path: Path) -> None:
+    """The gradients of a step do not depend on how its samples are divided."""
+    folder = make_folder(tmp_path / "log")
+    budget = Run(config=budget_config(folder, data={"budget": 100_000}))
+    fixed = Run(config=make_config(folder, data={"global_batch": 64}))
+    alone, reference = train(1, budget, fixed)
+    (of_three,) = train(3, budget)
+    assert alone["step"] == of_three["step"] == 2
+    assert most_difference(alone, reference) < 1e-5 and most_difference(of_three, alone) < 1e-5
+
+
+def test_the_fitted_weight_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log")
+    by_weight = {"budget": 60, "budget_unit": "weight"}
+    lines: list[str] = []
+    config = budget_config(folder, data=by_weight, run={"max_steps": 2})
+    result = Trainer(config, out=tmp_path, say=lines.append).run()
+    assert "a sample of L tokens weighs L + " in lines[0] and result.checkpoint is not None
+    fitted = json.loads((result.checkpoint / "manifest.json").read_text())["square_weight"]
+    lines.clear()
+    later = Trainer(budget_config(folder, data=by_weight), out=tmp_path, say=lines.append)
+    assert later.resume()
+    later.run()
+    assert later._square_weight == fitted and not any("weighs" in line for line in lines)
+
+
+def test_square_weight_solves_the_example_of_its_module() -> None:
+    times = ((5_000, 0.007), (10_000, 0.012), (10_000, 0.020))
+    assert square_weight(times, short=100, long=2_000) == pytest.approx(0.00044, rel=0.01)
+    assert square_weight(((50, 1.0), (100, 2.0), (100, 1.5)), short=4, long=64) == 0, "noise: long ones are cheaper"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"balance": "budget"}, "data.budget must be a finite number from 1"),
+        ({"balance": "budget", "budget": 9, "global_batch": 16}, "global_batch contradicts"),
+        ({"balance": "budget", "budget": 9, "order": "time"}, "data.order"),
+        ({"balance": "budget", "budget": 9, "square_weight": 0.1}, "budget_unit"),
+        ({"budget": 9}, 'need data.balance = "budget"'),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(tmp_path, data=data)
+
+
+def test_a_decay_needs_a_last_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.max_steps"):
+        budget_config(tmp_path, optimizer={"decay": "cosine"})
