@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares an adaptive lag bound with every fixed bound, for several patterns of lateness."""
+"""Compares an adaptive lag bound with every fixed bound, for several patterns of lateness.
+
+The bound k (``max_lag``) is the number of exchanges that a rank may run ahead of its peers. With ``"auto"`` Headway
+chooses it while the loop runs, up to ``--limit``. A larger bound hides the lateness of single ranks, but the result of
+an exchange is then used later: ``request_latency_s`` is the mean time from the start of a step until its exchange is
+complete. ``mean_lag`` is the mean bound over the steps.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +57,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def measure_ranks(options: argparse.Namespace, ranks: int) -> list[Point]:
-    """One point for each pattern and bound: medians over rounds."""
+    """Returns one point for each pattern and bound: the median over rounds, with the extremes as p5 and p95."""
     settings = {
         "patterns": options.patterns,
         "max_lags": [*range(options.limit + 1), "auto"],

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking all-to-alls over sizes, as in figure 6a of the paper, against Open MPI in the same harness."""
+"""Blocking all-to-alls over sizes, against Open MPI in the same harness.
+
+Figure 6a of the paper on bounded-lag collectives (arXiv 2512.19342) shows the same measurement. Large sizes are also
+compared with the speed of a plain ``memcpy``, the limit of an exchange in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +75,14 @@ def _measure_copy(programs: Programs, launch: Launch, sizes: list[int], options:
 
 def format_points(points: Sequence[Point]) -> str:
     """Formats the table: one row for each number of ranks, split and size."""
-    copy_s = {_place(point): point.median_s for point in points if point.system == "memcpy"}
-    others = {(_place(point), point.params["split"]): point for point in points if point.system == OPENMPI}
+    copy_s = {_ranks_and_bytes(point): point.median_s for point in points if point.system == "memcpy"}
+    others = {(_ranks_and_bytes(point), point.params["split"]): point for point in points if point.system == OPENMPI}
     rows = []
     for point in points:
         if point.system != HEADWAY:
             continue
-        other = others.get((_place(point), point.params["split"]))
-        copied = copy_s.get(_place(point))
+        other = others.get((_ranks_and_bytes(point), point.params["split"]))
+        copied = copy_s.get(_ranks_and_bytes(point))
         rows.append(
             (
                 f"{point.params['ranks']} ranks, {point.params['split']}",
@@ -94,7 +98,7 @@ def format_points(points: Sequence[Point]) -> str:
     return format_table(headings, rows)
 
 
-def _place(point: Point) -> tuple[int, int]:
+def _ranks_and_bytes(point: Point) -> tuple[int, int]:
     return point.params["ranks"], point.params["bytes_per_rank"]
 
 

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares ``torch.distributed.all_to_all_single`` on GPUs over Headway and NCCL, in turns in the same processes."""
+"""Compares ``torch.distributed.all_to_all_single`` on GPUs over Headway and NCCL, in turns in the same processes.
+
+Systems:
+    headway, nccl         ordinary tensors.
+    headway_empty         the output is memory of ``headway.empty()``, into which peers write directly.
+    headway_slots         slot tensors (``headway.slots``): the receive buffer is the output, without a local copy.
+    nccl_copy_engines     NCCL on symmetric memory: copy engines move the bytes instead of multiprocessors.
+
+The host waits for ``each`` call, or only for the ``last`` of several calls. ``host_s`` is the host's time per call.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +27,8 @@ DESCRIPTION = "all_to_all_single of CUDA tensors against NCCL"
 
 _HEADWAY = "headway"
 _NCCL = "nccl"
-#: Systems that exist only between GPUs of one host. The last one needs even splits and is off with ``--against none``.
+#: Systems that exist only between GPUs of one host. NCCL's copy engines need even splits, and ``--against none`` leaves
+#: them out.
 _OF_ONE_HOST = ("headway_empty", "headway_slots", "nccl_copy_engines")
 #: Transports between hosts, by their names in ``Options(transport=)``.
 TRANSPORTS = ("tcp", "shm")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward, backward and update of an embedding layer on a GPU: dynamic tables against FBGEMM's static tables.
 
-Both systems look up the same ids. FBGEMM's tables have one row per id from the start. The dynamic tables insert all ids
-before anything is timed. Both start with the same embeddings and must agree after three steps. Times are device times:
-the GPU is kept busy until the host has enqueued the step. The time that the host needs to enqueue is reported beside
-them.
+Both systems look up the same ids. FBGEMM's tables have one row per id from the start. Dynamic tables are hash tables
+that insert an id at its first lookup. They insert all ids before anything is timed. Both start with the same embeddings
+and must agree after three steps. Times are device times: the GPU is kept busy until the host has enqueued the step. The
+time that the host needs to enqueue is reported beside them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Work:
-    """Input of all systems."""
+    """Input of all systems.
+
+    Suffixes: N batches, T tables, K ids of a batch and table, B outputs of a table, D columns.
+    """
 
     options: argparse.Namespace
     optimizer: str

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of a model over id sequences on GPUs: dynamic tables against TorchRec's managed collisions.
 
-Both are TorchRec models, sharded over ranks with one GPU each, under NCCL. ``headway.torchrec`` has a table that takes
-any id, with and without a limit on its rows. TorchRec has a static table with as many rows behind
-``MCHManagedCollisionModule``, which gives one row to each id while rows last; it runs with and without TorchRec's
-deduplication. Each rank draws lists of its own. All systems get the same ids, and their dense layers start with the
-same weights. Every step brings new ids, so limited tables evict rows and managed collisions reassign them. Only time is
-compared, namely that of the slowest rank, because the systems keep rows for different ids.
+Both are TorchRec models, sharded over ranks with one GPU each, under NCCL. ``headway.torchrec`` has a dynamic table (a
+hash table that inserts an id at its first lookup), with and without a limit on its rows. TorchRec has a static table
+with as many rows behind ``MCHManagedCollisionModule``, which gives one row to each id while rows last; it runs with and
+without TorchRec's deduplication. Each rank draws lists of its own. All systems get the same ids, and their dense layers
+start with the same weights. Every step brings new ids, so limited tables evict rows and managed collisions reassign
+them. Only time is compared, namely that of the slowest rank, because the systems keep rows for different ids.
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step in the shape of TorchRec's on GPUs: ids, rows and gradients exchanged by Headway or by NCCL."""
+"""A training step in the shape of TorchRec's on GPUs: ids, rows and gradients exchanged by Headway or by NCCL.
+
+A serial step runs its parts one after the other. An overlapped step splits the batch into two halves, so that rows and
+gradients of one half are in flight while the dense part of the other half runs. ``exposed_s`` is the time per step that
+the stream waits for exchanges. ``headway_slots`` exchanges slot tensors (``headway.slots``), whose receive buffer is
+the output.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 """Steps of a sharded table with duplicates removed nowhere, before the exchange, after it, or both.
 
 A step looks up a batch, expands the embeddings to all ids, and applies one gradient per id. The four settings take
-turns in the same processes with the same ids. They are the settings of figure 16 of the MTGRBoost paper.
+turns in the same processes with the same ids: ``none``, ``first`` (a rank removes duplicates before it sends ids to
+their owners), ``second`` (an owner removes them after the exchange) and ``both``. They are the settings of figure 16 of
+the MTGRBoost paper. The owner of an id is the rank that stores its row.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 Everything is counted: nothing is timed and no rank is started. The batches of all ranks go, one after the other,
 through the deduplication and routing functions of ``headway.embedding``. The four settings are those of figure 16 of
-the MTGRBoost paper.
+the MTGRBoost paper: ``none``, ``first`` (before the exchange), ``second`` (after it, at the owner) and ``both``. The
+owner of an id is the rank that stores its row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dlrm_examples.support.text_table import format_bytes, format_table
 DESCRIPTION = "bytes and lookups that two-stage deduplication saves, counted; times nothing"
 
 DEDUPS = ("none", "first", "second", "both")
-KEY_BYTES = 16  # Bytes: id, table and count.
+KEY_BYTES = 16  # Bytes of a key in the exchange: id, table and count of its duplicates.
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
         raise ValueError(f"dedup must be one of {', '.join(DEDUPS)}, not {dedup!r}")
     num_ranks = len(ids_RK)
     deduplicator = Deduplicator(ThreadPool(1))
-    number = table_id_of(table)
+    table_id = table_id_of(table)
     received: list[list[torch.Tensor]] = [[] for _ in ids_RK]
     sent = 0
     for rank, ids in enumerate(ids_RK):
         unique = (
-            deduplicator.deduplicate(Keys(ids, table=number))
+            deduplicator.deduplicate(Keys(ids, table=table_id))
             if dedup in ("first", "both")
-            else from_unique(Keys(ids, table=number))
+            else from_unique(Keys(ids, table=table_id))
         )
         order, counts_R = route(unique.keys, num_ranks)
         counts = counts_R.tolist()
@@ -64,7 +65,7 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
         for owner, part in enumerate(unique.keys.ids[order].split(counts)):
             received[owner].append(part)
     if dedup in ("second", "both"):
-        lookups = sum(len(deduplicator.deduplicate(Keys(torch.cat(parts), table=number))) for parts in received)
+        lookups = sum(len(deduplicator.deduplicate(Keys(torch.cat(parts), table=table_id))) for parts in received)
     else:
         lookups = sum(len(part) for parts in received for part in parts)
     return Traffic(sent * KEY_BYTES / num_ranks, sent * dim * 4 / num_ranks, lookups / num_ranks)

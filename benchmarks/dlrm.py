@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLRM inference under every setting of the paper: synchronous, and bounded lag over Gloo and over Headway."""
+"""DLRM inference under every setting of the paper on bounded-lag collectives (arXiv 2512.19342).
+
+The systems are synchronous exchanges, and exchanges with bounded lag over Gloo and over Headway.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward, backward and update of an embedding layer on the CPU: dynamic tables against FBGEMM's static tables.
 
-Both systems look up the same ids. Each table has one row per id: FBGEMM's from the start, the dynamic ones before
-anything is timed. Both start with the same embeddings and must agree after three steps.
+Both systems look up the same ids. Dynamic tables are hash tables that insert an id at its first lookup. Each table has
+one row per id: FBGEMM's from the start, the dynamic ones before anything is timed. Both start with the same embeddings
+and must agree after three steps.
 """
 
 from __future__ import annotations

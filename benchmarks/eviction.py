@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a full table that evicts: how much longer than the median step is the longest?
 
-The table is filled to ``low_water``. Then every step looks up new ids and some of the last 32 x keys ids, trains them,
-and evicts when there are too many rows. Steps are timed from the first eviction on. On a GPU each step is waited for,
-or the host is up to ``--ahead`` steps ahead of the device and events time the steps. The steps are the same in every
-round. Two ratios answer the question:
+The table is filled to ``low_water``, a share of ``max_rows``. Then every step looks up new ids and some of the last 32
+x keys ids, trains them, and evicts if it begins with more than ``high_water`` times ``max_rows`` rows. Steps are timed
+from the first eviction on. On a GPU each step is waited for, or the host is up to ``--ahead`` steps ahead of the device
+and events time the steps. The steps are the same in every round. Two ratios answer the question:
     of a round      the longest step of a round over its median step; the median over the rounds. It has everything that
                     happened, interruptions by other programs too.
     of least times  a step's time is its least over the rounds. A step that was interrupted in one round does not count,
@@ -34,14 +34,14 @@ from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "steps of a full table that evicts rows: the longest against the median"
 
-_SCATTER = 0x1E3779B97F4A7C15
+_SCATTER = 0x1E3779B97F4A7C15  #: Odd multiplier: maps consecutive numbers to ids that differ and look random.
 _RECENT_BATCHES = 32  #: Old ids of a step are drawn from the newest ids, so many times the ids of a step.
 _WARM_UP_STEPS = 10
 _PARAMS = ("device", "rows", "dim", "keys", "threads", "ahead")
 
 
 class _FullTable:
-    """A table at ``low_water``, and training steps on it."""
+    """A table at ``low_water``, and training steps on it. ``new`` is the share of a step's ids that are new."""
 
     def __init__(self, options: argparse.Namespace, policy: str, new: float) -> None:
         self._device = torch.device(options.device)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host time of an exchange's arguments: packing the rows of merged tables by rank, and unpacking what came.
+"""Host time of an exchange's arguments: packing the rows of merged tables by rank, and unpacking the received rows.
 
 No rank is started: the counts are those of ``--ranks`` virtual ranks. Each rank gets a few rows of each of three merged
-tables, so that the time is that of pieces and not of bytes.
+tables, so that the number of pieces decides the time, not the bytes. A merged table holds tables of equal
+configuration, which share exchanges.
+
+Suffixes: G merged tables, R ranks.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """A batch, the same for all systems."""
+    """A batch, the same for all systems.
+
+    ``heads_QKV`` holds Q, K and V: (tokens, heads, dim) each. ``bias`` holds the options of the attention's bias.
+    """
 
     lengths: tuple[int, ...]
     heads_QKV: list[Tensor]

@@ -2,7 +2,7 @@
 """One HSTU layer, forward and backward, against PyTorch's operations one by one.
 
 Systems differ in the activations that they recompute instead of keeping them. ``--compile`` also compiles two of them.
-All use the same attention. Layers must agree with PyTorch in output and gradients before anything is timed. On a GPU
+All use Headway's attention. Layers must agree with PyTorch in output and gradients before anything is timed. On a GPU
 times are device times: the GPU is kept busy until both passes are enqueued.
 """
 
@@ -41,6 +41,7 @@ _RECOMPUTE: tuple[Recompute, ...] = ("none", "norm_and_gate", "projection", "all
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 _BUSY_MS = 4  #: Milliseconds, roughly, for which the GPU is kept busy while the host enqueues.
+#: The layer of the HSTU paper, and that of its authors' production code.
 _DEFINITIONS = {"research": HSTUConfig.research, "production": HSTUConfig.production}
 
 

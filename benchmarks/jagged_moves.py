@@ -5,6 +5,9 @@ Plain PyTorch dispatches with one ``narrow`` per rank and feature and one ``cat`
 beforehand. Headway's time includes moving the lengths and computing their offsets. All systems must agree before
 anything is timed. On a GPU a sample is the time of several calls in a row, until the device is done. The operation
 "copy" copies the ids and vectors of an exchange in one piece and in order: the memory's limit.
+
+An exchange moves rows before and after an all-to-all. "dispatch" sorts them from feature by feature to rank by rank,
+and "combine" is its inverse. Suffixes: F features, R ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Work:
-    """Features of samples with long-tailed lengths: ids, weights and vectors of N rows."""
+    """Features of samples with long-tailed lengths: ids, weights and vectors of N rows.
+
+    ``lengths`` is (features, samples): rows of each. Rows are in the order of features, then samples.
+    """
 
     lengths: Tensor
     ids: Tensor

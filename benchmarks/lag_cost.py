@@ -83,13 +83,13 @@ def compare_turns(rounds: Sequence[Sequence[Point]]) -> list[Point]:
     firsts: dict[tuple[int, int, int], Point] = {}
     for points in rounds:
         for point in points:
-            place = (point.params["bytes_per_rank"], point.params["lag"], point.params["sets"])
-            firsts.setdefault(place, point)
-            turns_s[place] += point.extra["turns_s"]
+            key = (point.params["bytes_per_rank"], point.params["lag"], point.params["sets"])
+            firsts.setdefault(key, point)
+            turns_s[key] += point.extra["turns_s"]
     compared = []
-    for place, point in firsts.items():
+    for key, point in firsts.items():
         bytes_per_rank = point.params["bytes_per_rank"]
-        times_s, base_s = turns_s[place], turns_s[bytes_per_rank, 0, num_sets]
+        times_s, base_s = turns_s[key], turns_s[bytes_per_rank, 0, num_sets]
         interval = median_interval([time / base for time, base in zip(times_s, base_s, strict=True)])
         low_s, median_s, high_s = np.quantile(times_s, (0.05, 0.5, 0.95)).tolist()
         extra = {"time_ratio": interval.median, "time_ratio_low": interval.low, "time_ratio_high": interval.high}

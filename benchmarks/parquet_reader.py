@@ -2,8 +2,8 @@
 """Reading of Parquet folders as jagged batches, against pyarrow that only decodes the same columns.
 
 Samples have lognormal lengths with a mean of 600, two features and a time per event, actions, and 8 targets. The reader
-checks the values, deals samples from its streams, and joins them to batches; pyarrow stops after decoding. Both read
-all files, in turns. Rates count the bytes of the decoded columns.
+checks the values, takes samples in turn from its virtual streams (disjoint parts of the rows), and joins them to
+batches; pyarrow stops after decoding. Both read all files, in turns. Rates count the bytes of the decoded columns.
 """
 
 from __future__ import annotations

@@ -74,5 +74,5 @@ def _read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Connects what happens to a page before it is parsed; Sphinx calls it."""
+    """Lets Sphinx, which calls this function, pass each page through ``_read_page()`` before it is parsed."""
     app.connect("source-read", _read_page)

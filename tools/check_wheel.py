@@ -83,10 +83,10 @@ def check_contents(wheel: Path) -> None:
         if not any(needed in name for name in names):
             sys.exit(f"the wheel lacks {needed}")
     tops = {name.split("/")[0] for name in names}
-    strangers = {top for top in tops if not top.startswith("headway")}
+    foreign = {top for top in tops if not top.startswith("headway")}
     unwanted = [name for name in names if "__pycache__" in name or "/results/" in name]
-    if strangers or unwanted:
-        sys.exit(f"the wheel also holds {sorted(strangers) + unwanted}")
+    if foreign or unwanted:
+        sys.exit(f"the wheel also holds {sorted(foreign) + unwanted}")
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:

@@ -77,13 +77,13 @@ def settings_of(draw: random.Random) -> dict[str, Any]:
         "min_count": draw.choice((1, 1, 2)),
         "hot_count": draw.choice((0, 0, 3)),
         "max_rows": draw.choice((None, None, 40)),
-        "unknown": draw.choice(("initial", "zeros")),
+        "unknown": draw.choice(("initial", "zeros")),  # Embedding in evaluation of an id without a row.
         "reduction": draw.choice(("mean", "sum")),
         "poolings": [draw.choice((None, "sum", "mean")) for _ in range(len(dims) + draw.randint(0, 2))],
-        "weighted": draw.choice(("no", "yes", "learned")),
-        "lookups": draw.choice((1, 1, 2)),
-        "clips": draw.random() < 0.3,
-        "factor": draw.random() < 0.2,
+        "weighted": draw.choice(("no", "yes", "learned")),  # Weights of ids: none, constant, or with gradients.
+        "lookups": draw.choice((1, 1, 2)),  # Lookups per step.
+        "clips": draw.random() < 0.3,  # Clip the norm of the gradients.
+        "factor": draw.random() < 0.2,  # A learning rate of its own for the first table.
     }
 
 

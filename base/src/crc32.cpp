@@ -2,11 +2,12 @@
 
 // CRC-32, eight bytes at a time.
 //
-// Idea: the sum is linear over GF(2), so the effect of a byte is an entry of a table, and bytes at different distances
-// from the end of an eight-byte word have a table each. A word takes eight lookups that do not wait for each other.
+// Idea: the CRC (`sum`) is linear over GF(2), so the effect of a byte is an entry of a table, and bytes at different
+// distances from the end of an eight-byte word have a table each. A word takes eight lookups that do not wait for each
+// other.
 //
 // Example: crc32("123456789") is 0xCBF43926, the check value of this code.
-// Invariants: table[d][b] is the sum of byte b followed by d zero bytes, without the inversions at begin and end.
+// Invariants: kTables[d][b] is the CRC of byte b followed by d zero bytes, without the inversions at begin and end.
 // Complexity: O(bytes), 1.5 to 3 GB/s; 8 KiB of tables.
 // Source: M. Kounavis and F. Berry, "A systematic approach to building high performance software-based CRC generators",
 //   ISCC 2005 (slicing by eight).
@@ -21,7 +22,7 @@ namespace headway::base {
 
 namespace {
 
-constexpr std::uint32_t kPolynomial = 0xEDB88320;  ///< Bits reversed.
+constexpr std::uint32_t kPolynomial = 0xEDB88320;  ///< 0x04C11DB7 with its bits reversed.
 constexpr std::size_t kWord = 8;
 
 constexpr std::array<std::array<std::uint32_t, 256>, kWord> make_tables() {

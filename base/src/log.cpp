@@ -47,7 +47,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kMaxWaiting = 4096;
+constexpr std::size_t kMaxWaiting = 4096;  ///< Records in the queue; later ones are dropped.
 /// Time without a record after which the log's thread ends. The next record starts another one.
 constexpr milliseconds kIdleTime{2000};
 constexpr char const* kVariable = "HEADWAY_LOG";

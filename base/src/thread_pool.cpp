@@ -33,12 +33,12 @@
 namespace headway::base {
 
 /// The threads and the state that they share.
-class ThreadPool::Crew {
+class ThreadPool::Workers {
  public:
-  explicit Crew(int num_threads);
-  Crew(Crew const&) = delete;
-  Crew& operator=(Crew const&) = delete;
-  ~Crew() { stop(); }
+  explicit Workers(int num_threads);
+  Workers(Workers const&) = delete;
+  Workers& operator=(Workers const&) = delete;
+  ~Workers() { stop(); }
 
   [[nodiscard]] std::size_t size() const { return threads_.size(); }
   /// ThreadPool::run() on the threads. @returns false, with nothing done, if another call has the threads
@@ -51,12 +51,12 @@ class ThreadPool::Crew {
   /// Takes tasks until none is left. Keeps the first exception, and skips the tasks after it.
   void take_tasks();
 
-  std::mutex run_mutex_;  ///< Held by the call that has the threads; taken before `mutex_`.
-  std::mutex mutex_;      ///< Guards the fields down to `error_`.
-  std::condition_variable begins_, ends_;
-  std::uint64_t num_runs_ = 0;  ///< Runs so far; a thread waits for it to change.
-  std::size_t num_busy_ = 0;    ///< Threads that have not finished the present run.
-  bool is_over_ = false;
+  std::mutex run_mutex_;                   ///< Held by the call that has the threads; taken before `mutex_`.
+  std::mutex mutex_;                       ///< Guards the fields down to `error_`.
+  std::condition_variable begins_, ends_;  ///< A run begins, or the pool ends; all threads finished a run.
+  std::uint64_t num_runs_ = 0;             ///< Runs so far; a thread waits for it to change.
+  std::size_t num_busy_ = 0;               ///< Threads that have not finished the present run.
+  bool is_over_ = false;                   ///< The pool is being destroyed; threads return.
   std::exception_ptr error_;
 
   // Set by run() under `mutex_` before it wakes the threads; constant during a run.
@@ -67,7 +67,7 @@ class ThreadPool::Crew {
   std::vector<std::thread> threads_;
 };
 
-ThreadPool::Crew::Crew(int num_threads) {
+ThreadPool::Workers::Workers(int num_threads) {
   try {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { work(); });
   } catch (...) {  // The operating system may refuse a thread.
@@ -76,7 +76,7 @@ ThreadPool::Crew::Crew(int num_threads) {
   }
 }
 
-void ThreadPool::Crew::stop() noexcept {
+void ThreadPool::Workers::stop() noexcept {
   {
     std::lock_guard const lock(mutex_);
     is_over_ = true;
@@ -86,7 +86,7 @@ void ThreadPool::Crew::stop() noexcept {
   threads_.clear();
 }
 
-bool ThreadPool::Crew::run(std::size_t count, std::function<void(std::size_t)> const& task) {
+bool ThreadPool::Workers::run(std::size_t count, std::function<void(std::size_t)> const& task) {
   std::unique_lock const turn(run_mutex_, std::try_to_lock);
   if (!turn) return false;
   {
@@ -105,7 +105,7 @@ bool ThreadPool::Crew::run(std::size_t count, std::function<void(std::size_t)> c
   return true;
 }
 
-void ThreadPool::Crew::work() {
+void ThreadPool::Workers::work() {
   std::uint64_t num_runs = 0;
   while (true) {
     {
@@ -120,7 +120,7 @@ void ThreadPool::Crew::work() {
   }
 }
 
-void ThreadPool::Crew::take_tasks() {
+void ThreadPool::Workers::take_tasks() {
   try {
     for (std::size_t i = next_++; i < count_; i = next_++) (*task_)(i);
   } catch (...) {
@@ -132,20 +132,20 @@ void ThreadPool::Crew::take_tasks() {
 
 ThreadPool::ThreadPool(int num_threads) : process_(::getpid()) {
   expects(num_threads >= 1, "num_threads must be at least 1, not " + std::to_string(num_threads));
-  crew_ = std::make_unique<Crew>(num_threads);
+  workers_ = std::make_unique<Workers>(num_threads);
 }
 
 ThreadPool::~ThreadPool() {
-  // A forked child has no threads to join, and its copies of the mutexes may be locked for ever: leak the crew.
-  if (is_forked()) static_cast<void>(crew_.release());
+  // A forked child has no threads to join, and its copies of the mutexes may be locked for ever: leak `workers_`.
+  if (is_forked()) static_cast<void>(workers_.release());
 }
 
 bool ThreadPool::is_forked() const { return ::getpid() != process_; }
 
-int ThreadPool::num_threads() const { return static_cast<int>(crew_->size()) + 1; }
+int ThreadPool::num_threads() const { return static_cast<int>(workers_->size()) + 1; }
 
 void ThreadPool::run(std::size_t count, std::function<void(std::size_t)> const& task) {
-  if (count > 1 && crew_->size() > 0 && !is_forked() && crew_->run(count, task)) return;
+  if (count > 1 && workers_->size() > 0 && !is_forked() && workers_->run(count, task)) return;
   for (std::size_t i = 0; i < count; ++i) task(i);
 }
 

@@ -12,6 +12,7 @@
 
 namespace headway::benchmarks {
 
+/// Returns a buffer of `num_bytes`.
 using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t num_bytes)>;
 
 /// Allocates ordinary user memory, aligned to cache lines.
@@ -39,7 +40,8 @@ class CallBuffers {
  public:
   CallBuffers(Split split, std::size_t bytes_per_rank, int rank, int ranks, Allocate const& allocate = allocate_plain);
 
-  /// Writes the send blocks of `round`. Receive blocks get the complement of the bytes that should arrive.
+  /// Writes the send blocks. Their contents differ for each `round`, a number that the caller chooses. Receive blocks
+  /// get the complement of the bytes that should arrive.
   void fill(std::uint64_t round);
   /// Compares every received byte with its sender's. @throws std::runtime_error naming the first wrong word.
   void check(std::uint64_t round) const;

@@ -10,17 +10,17 @@
 
 namespace headway::benchmarks {
 
-/// Timed calls of a point without --repetitions: enough for a steady median, few if a call is long.
+/// Timed calls of a point (one measured size) without --repetitions: enough for a steady median, few if a call is long.
 std::size_t default_repetitions(std::size_t bytes_per_rank);
 /// Calls before the first timed one.
 std::size_t warm_up_calls(std::size_t repetitions);
 
-/// Fills the memory of `round`, makes one call on each set and compares every byte.
+/// Fills the buffers with contents that differ for each `round`, makes one call on each set and compares every byte.
 void exchange_and_check(Exchange& exchange, std::span<CallBuffers> sets, std::uint64_t round);
 
-/// Makes `calls` calls back to back with lag + 1 in flight; at lag 0 they block. Untimed calls at both ends fill and
-/// empty the pipeline. @returns seconds from the end of each call to the end of the next; they add up to the whole
-/// time.
+/// Makes `calls` calls back to back on lag + 1 sets of buffers, with lag + 1 in flight; at lag 0 they block.
+/// Untimed calls at both ends fill and empty the pipeline. @returns seconds from the end of each call to the end of the
+/// next; they add up to the whole time.
 std::vector<double> time_calls(Exchange& exchange, int lag, std::size_t calls);
 /// The same with `num_sets` sets of buffers in turn. `num_sets` must be above `lag`.
 std::vector<double> time_calls(Exchange& exchange, int lag, std::size_t calls, std::size_t num_sets);

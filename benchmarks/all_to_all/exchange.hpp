@@ -14,7 +14,8 @@ namespace headway::benchmarks {
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  /// Sets the memory of the following calls. It must stay in place until the next use(). Not timed.
+  /// Sets the buffers of the following calls, one set per call in flight. They must stay in place until the next
+  /// use(). Not timed.
   virtual void use(std::span<CallBuffers> sets) = 0;
   /// Starts a call on sets[set]. A system without pending calls may complete it here.
   virtual void start(std::size_t set) = 0;

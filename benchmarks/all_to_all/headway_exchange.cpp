@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A group of libcomm is the system under test, called as a program in C++ would call it. At lag 0 start() makes the
-// whole blocking call, and finish_oldest() has nothing to wait for; with lag, start() only starts it.
+// A group of libcomm is the system under test, called as a program in C++ would call it. At lag 0 (no call may stay
+// pending) start() makes the whole blocking call, and finish_oldest() has nothing to wait for; with lag, start() only
+// starts it.
 
 #include "program.hpp"
 

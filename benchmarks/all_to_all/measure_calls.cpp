@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Measures the time per all-to-all for each size: warm-up calls, then timed ones. With a bound above 0, calls complete
-// in bursts, so times are averaged over a burst before they are summarised. Data is checked before and after, untimed.
+// Measures the time per all-to-all for each size: warm-up calls, then timed ones. With lag + 1 > 1 calls in flight,
+// calls complete in bursts, so times are averaged over a burst before they are summarised. Data is checked before and
+// after, untimed.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Measures the cost of a bound by itself: several groups with different bounds take turns over the same sets of
-// buffers.
+// Measures the cost of a lag bound by itself: several groups with different bounds take turns over the same sets of
+// buffers. The bound `lag` is the number of exchanges that a rank may run ahead of its peers.
 //
-// Without that, a larger bound would also use more memory and so leave the cache, and its cost would be taken for
-// that of the bound. The order of the groups rotates, so that none always runs in the warm cache of another.
+// With a set of buffers per call in flight, a larger bound would use more memory and leave the cache, and the misses
+// would be taken for the cost of the bound. The order of the groups rotates, so that none always runs in the warm cache
+// of another.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"

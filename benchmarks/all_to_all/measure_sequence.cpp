@@ -3,9 +3,9 @@
 // Measures rows of exchanges: `count` of them, one after the other, from a common start to the end of the last.
 //
 // A row of one shows what an exchange costs when ranks begin together, as they do after a collective. In a long row
-// ranks drift apart by the disturbances of the host, and a bound above 0 lets them: the time per exchange falls with
-// the length of the row if lag helps. time_calls() does not show that, since it fills the pipeline before the clock
-// runs.
+// ranks drift apart by the disturbances of the host, and a lag bound above 0 lets them run ahead of each other: the
+// time per exchange falls with the length of the row if lag helps. time_calls() does not show that, since it fills the
+// pipeline before the clock runs.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"

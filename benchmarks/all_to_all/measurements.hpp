@@ -5,7 +5,8 @@
 
 namespace headway::benchmarks {
 
-/// Each function prints its points at rank 0. All ranks must call it. Mode describes the measurements.
+/// Each function prints its points (one JSON line per set of parameters) at rank 0. All ranks must call it. Mode in
+/// settings.hpp describes the measurements.
 void measure_calls(RankContext const& context);
 void measure_sequence(RankContext const& context);
 void measure_lag_cost(RankContext const& context);

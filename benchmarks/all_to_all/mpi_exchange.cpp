@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The benchmark's exchange with MPI: MPI_Alltoallv where every call completes at once, MPI_Ialltoallv with a queue of
-// requests where exchanges may lag.
+// The benchmark's exchange with MPI: MPI_Alltoallv at lag 0, where every call completes at once. Above, lag + 1 calls
+// are in flight: MPI_Ialltoallv with a queue of requests.
 
 #include "program.hpp"
 

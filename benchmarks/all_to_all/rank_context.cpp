@@ -16,6 +16,7 @@ JsonObject RankContext::params(std::size_t bytes_per_rank, int lag) const {
   params.add("ranks", identity.ranks).add("bytes_per_rank", bytes_per_rank).add("lag", lag);
   params.add("split", settings.split_name);
   if (settings.slot_bytes) params.add("slot_bytes", *settings.slot_bytes);
+  // Result files keep older names: "pull_bytes" is `get_bytes`, and "engine" is `transport`.
   if (settings.get_bytes) params.add("pull_bytes", *settings.get_bytes);
   if (!settings.transport.empty()) params.add("engine", settings.transport);
   if (settings.registered) params.add("memory", "registered");

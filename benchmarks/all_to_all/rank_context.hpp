@@ -17,15 +17,16 @@ namespace headway::benchmarks {
 
 /// Inputs of a measurement on one rank.
 struct RankContext {
-  /// Connects the ranks to the system under test with bound `lag`. `name` must be unique in this run.
+  /// Connects the ranks to the system under test so that a rank may run `lag` exchanges ahead. `name` must be unique
+  /// in this run.
   using Connect = std::function<std::unique_ptr<Exchange>(RankContext const&, int lag, std::string const& name)>;
 
   Settings const& settings;
   RankIdentity identity;
-  std::filesystem::path store;
-  std::string system;
+  std::filesystem::path store;  ///< Directory that all ranks share; they find each other through files in it.
+  std::string system;           ///< Name of the system under test, for the points.
   Connect connect;
-  Allocate allocate;
+  Allocate allocate;  ///< Allocates the send and receive buffers.
   RankBarrier& barrier;
 
   [[nodiscard]] bool is_root() const { return identity.rank == 0; }

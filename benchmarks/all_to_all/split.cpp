@@ -32,7 +32,8 @@ int popularity_place(int source, int destination, int ranks) {
   return static_cast<int>(std::find(order.begin(), order.end(), destination) - order.begin());
 }
 
-/// Rounds the borders between blocks, not the blocks, so that they add up to `total`.
+/// Bytes of the block at `place` in the popularity order, from 0. The blocks add up to `total`, since borders are
+/// rounded. The share of a block is proportional to 1 / (place + 1).
 std::size_t zipf_bytes(std::size_t total, int place, int ranks) {
   auto const harmonic = [](int terms) {
     double sum = 0;

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness.points import Point, read_json_lines
 from dlrm_examples.support.text_table import format_bytes, format_table
 
-_FEWEST_CORES_RANKS = 8
+_JUDGED_RANKS = 8  #: Number of ranks of the all-to-alls that the bars judge.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Bar:
 
     Attributes:
         what: name of the bar in the table.
-        must: limit that a release has to meet.
+        must: limit that a release has to meet; a ratio, unless ``value`` says otherwise.
         aim: limit that the project aims at; None if there is none.
         higher_is_better: a value meets a limit by reaching it; if False, by not exceeding it.
     """
@@ -42,7 +42,7 @@ def _all_to_all(lowest_bytes: int, highest_bytes: int, split: str = "even") -> C
     return lambda point: (
         point.name == "all_to_all"
         and point.system == "headway"
-        and point.params["ranks"] == _FEWEST_CORES_RANKS
+        and point.params["ranks"] == _JUDGED_RANKS
         and point.params["lag"] == 0
         and point.params["split"] == split
         and lowest_bytes <= point.params["bytes_per_rank"] <= highest_bytes
@@ -93,11 +93,11 @@ def judge(points: Sequence[Point]) -> list[tuple[str, ...]]:
             verdict = "missed" if not bar.meets(value, bar.must) else "must"
             if bar.aim is not None and bar.meets(value, bar.aim):
                 verdict = "aim"
-            rows.append((bar.what, _place(point), f"{bar.must:g}{bar.unit}", aim, f"{value:.3g}{bar.unit}", verdict))
+            rows.append((bar.what, _describe(point), f"{bar.must:g}{bar.unit}", aim, f"{value:.3g}{bar.unit}", verdict))
     return rows
 
 
-def _place(point: Point) -> str:
+def _describe(point: Point) -> str:
     words = [format_bytes(point.params["bytes_per_rank"])]
     if point.name == "lag_cost":
         words.append(f"k = {point.params['lag']}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of the benchmarks of embedding layers: dynamic tables beside FBGEMM's static tables."""
+"""Shared parts of the benchmarks of embedding layers: dynamic tables beside FBGEMM's static tables.
+
+Dynamic tables are hash tables that insert an id at its first lookup. Static tables have one row per id from the start.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def draw_rows(options: argparse.Namespace, random: np.random.Generator) -> torch
 def make_collection(
     options: argparse.Namespace, optimizer: Optimizer, pooling: Any, **more: Any
 ) -> HashTableCollection:
-    """Makes mergeable tables with one feature each. ``more`` holds further options of the collection."""
+    """Makes tables with one feature each. Their equal configuration lets the collection merge them into one table.
+
+    ``more`` holds further options of the collection.
+    """
     names = table_names(options)
     return HashTableCollection(
         tables=[

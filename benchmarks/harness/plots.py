@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PNG plots of points: lines of time over a parameter, with the band from the 5% to the 95% quantile."""
+"""PNG plots of points: lines of the median time, or of another number, over a parameter."""
 
 from __future__ import annotations
 

@@ -17,6 +17,10 @@ class Point:
     """Times of one system at one set of parameters, in seconds.
 
     Attributes:
+        name: name of the benchmark.
+        system: implementation that was measured, such as ``headway`` or ``openmpi``.
+        p5_s, p95_s: 5% and 95% quantiles of the samples, or the extremes over a few rounds.
+        rate: the main result in ``unit``, such as GB/s.
         ratio: speed of this system over that of the reference system, paired by round; None without a reference.
         extra: fields that only some benchmarks have.
     """

@@ -14,7 +14,7 @@ from types import FrameType
 
 from benchmarks.harness.errors import BenchmarkError
 
-_GRACE_S = 5.0
+_GRACE_S = 5.0  #: Seconds between SIGTERM and SIGKILL.
 
 
 def run_process_tree(

@@ -107,6 +107,7 @@ def _environment() -> dict[str, str]:
 def _run(command: list[str], launch: Launch, timeout_s: float) -> str:
     if launch.cores is not None:
         command = ["taskset", "-c", ",".join(map(str, sorted(launch.cores))), *command]
+    # The program gets the same limit by --time-limit. It ends earlier, with a message that says more.
     finished = run_process_tree(command, timeout_s=timeout_s + 20, environment=_environment())
     if finished.returncode != 0:
         problem = _first_error(finished.stderr)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of one table and three layers per embedding, with dynamic tables or with TorchRec's managed collisions."""
+"""Models of one table and three layers per embedding, with dynamic tables or with TorchRec's managed collisions.
+
+A dynamic table is a hash table that inserts an id at its first lookup.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import nn
 
 from benchmarks.harness.errors import BenchmarkError
 
-HEADWAY, UNLIMITED = "headway", "headway_unlimited"
+HEADWAY, UNLIMITED = "headway", "headway_unlimited"  #: Dynamic tables with and without a limit on their rows.
 TORCHREC = "torchrec_mch"
 TORCHREC_DEDUP = "torchrec_mch_dedup"  #: Like TORCHREC, and each rank removes duplicates before ids are exchanged.
 PEERS = (TORCHREC, TORCHREC_DEDUP)

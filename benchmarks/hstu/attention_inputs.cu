@@ -100,6 +100,7 @@ void AttentionInputs::add_bias(AttentionPoint const& point, std::int64_t num_tok
     args_.grad_position_weights = copy_of(std::vector<float>(size));
   }
   if (point.bias == "time" || point.bias == "both") {
+    // Buckets of the published HSTU code: floor(ln(seconds) / 0.301).
     std::vector<float> bounds, weights{0};
     for (int i = 1; i <= 63; ++i) {
       bounds.push_back(std::exp(0.301F * static_cast<float>(i)));

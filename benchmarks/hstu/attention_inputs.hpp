@@ -16,8 +16,9 @@ struct AttentionPoint {
   std::string lengths{};  ///< Name of the lengths: "fixed" and the length, or "long_tail".
   std::vector<std::int64_t> sequence_lengths{};
   std::int32_t num_heads = 4, dim = 128;
-  std::string bias = "none";  ///< "none", "position", "time" or "both".
-  bool is_deterministic = false;
+  /// Learned summands of the scores, by position or time: "none", "position", "time" or "both".
+  std::string bias = "none";
+  bool is_deterministic = false;  ///< The backward pass adds gradients in a fixed order.
 
   /// Floating-point operations of the forward pass, counted as in publications: two products over n^2 / 2 pairs.
   [[nodiscard]] double forward_flops() const;

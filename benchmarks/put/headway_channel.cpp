@@ -18,8 +18,9 @@ namespace headway::benchmarks {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kPatience = std::chrono::seconds(30);  ///< Longest wait for the other rank's connection.
 
+/// Bytes of a receive slot: the transport's header, and the message rounded up to whole cache lines.
 std::size_t padded(std::size_t bytes) { return comm::kHeaderBytes + (bytes + 63) / 64 * 64; }
 
 }  // namespace

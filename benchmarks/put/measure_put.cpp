@@ -58,9 +58,10 @@ void exchange_and_check(NamedChannel& system, int rank, std::size_t bytes, RankB
     barrier.wait();
   }
   for (std::uint64_t message = first_awaited; message < system.num_awaited; ++message) {
-    auto const landed = system.channel.slot(message);
+    auto const received = system.channel.slot(message);
     for (std::size_t place = 0; place < bytes; ++place) {
-      if (landed[place] != pattern(1 - rank, message, place)) throw std::runtime_error(system.name + ": a wrong byte");
+      if (received[place] != pattern(1 - rank, message, place))
+        throw std::runtime_error(system.name + ": a wrong byte");
     }
   }
   barrier.wait();
@@ -145,6 +146,7 @@ void print_points(PutSettings const& settings, std::string const& device, std::s
     point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
     point.add("mean_s", summary.mean_s).add("samples", summary.samples);
     point.add("rate", static_cast<double>(bytes) / summary.median_s / 1e9).add("unit", "GB/s");
+    // Fields of a summary are called seconds, but here they are ratios.
     auto const ratio = compare(samples.back(), samples[which]);
     point.add("ratio", ratio.median_s).add("ratio_p5", ratio.p5_s).add("ratio_p95", ratio.p95_s);
     print_point(point);

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: the conditions under which systems are compared (paper, sections V.E and V.F)."""
+"""Settings: the conditions under which systems are compared (arXiv 2512.19342, sections V.E and V.F).
+
+The owner of a table is the rank that stores it. It looks up the rows for the mini-batches of all ranks and sends them.
+"""
 
 from __future__ import annotations
 

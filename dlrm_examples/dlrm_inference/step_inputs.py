@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of one rank in one step, as tensors in the order of sending. They are built before the clock starts."""
+"""Inputs of one rank in one step, as tensors in the order of sending. They are built before the clock starts.
+
+Shapes: B rows of a mini-batch, F dense inputs, R ranks, D columns of an embedding.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from dlrm_examples.dlrm_inference.request_source import Ids, RequestSource
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs:
-    """Inputs of one step of one rank. Row counts refer to the exchange, whose rows have D columns.
+    """Inputs of one step of one rank. Row counts refer to the exchanged embedding rows (summed bags, or single rows).
 
     Attributes:
         dense: (B, F) float32, dense inputs of this rank's mini-batch.
         indices: int64 rows of the rank's stacked tables, ordered by destination, table, row of the mini-batch, and
-            place in the bag.
+            index in the bag.
         bag_offsets: int64, first index of each bag in ``indices``; None if the owner does not sum bags.
         send_rows: (R,) number of rows to each rank.
         receive_rows: (R,) number of rows from each rank.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compared systems: each runs one loop over one backend per device."""
+"""The compared systems: each is one inference loop over a backend of ``torch.distributed``, chosen by device.
+
+Listings are those of Dichev et al., arXiv 2512.19342.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch.distributed as dist
 
 from dlrm_examples.dlrm_inference.devices import DeviceName
 
-_LEAST_CUDA_SLOT_BYTES = 1 << 16
+_LEAST_CUDA_SLOT_BYTES = 1 << 16  # Headway refuses smaller slots for CUDA tensors.
 
 
 @dataclass(frozen=True, kw_only=True)

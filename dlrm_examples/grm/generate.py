@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated logs whose labels depend on the history.
 
-Idea: each user likes two of the topics. Half of the events are of these, the others of any topic, and the user mostly
-likes those of the own topics. A target of a liked topic is clicked with a high probability, and bought with half of
-that. Each user is in one sample only, so neither users nor items alone tell anything: a model must compare targets with
-the history.
+Idea: each user likes two of the topics. Half of the events are of these, the others of any topic. Action 1 means that
+the user liked the item; this is likely for liked topics and rare for others. A target of a liked topic is clicked with
+a high probability, and bought with half of that. Each user is in one sample only, so neither users nor items alone tell
+anything: a model must compare targets with the history.
 
 Example: user 7 likes topics 2 and 5. The history has (item 12, topic 2, liked), (item 40, topic 1, not liked). A target
 of topic 5 has a click with probability 0.8, one of topic 1 with 0.1.

@@ -30,6 +30,7 @@ from dlrm_examples.support.data.log_format import DataError
 
 TARGETS, HISTORY = 10, 60  #: Most targets of a sample, and most events of its history.
 EVENTS = ("video", "author", "music", "tag", "upload", "duration", "tab", "hour", "pause")
+"""Features of an event of the history, and of a target. A pause is the time since the user's previous exposure."""
 _OF_EXPOSURE = ("tab", "hour", "pause")  #: Features that belong to an exposure, not to a video.
 PROFILE = tuple(f"profile_{index}" for index in range(8))
 _NONE = -1  #: Id of a feature that a row lacks.
@@ -123,6 +124,7 @@ class _Rows:
         return tuple(_NONE if name in _OF_EXPOSURE else int(self.events[name][row]) for name in EVENTS)
 
     def _action(self, row: int) -> int:
+        """1 plus a bit set: 1 for the first label (click), 2 for the second (long view)."""
         return 1 + int(self.labels[row, 0]) + 2 * int(self.labels[row, 1])
 
     def _sample(self, history: list[tuple[int, ...]], targets: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -141,12 +143,12 @@ def _first(column: Jagged) -> np.ndarray[Any, Any]:
     return _at(column, 0)
 
 
-def _at(column: Jagged, place: int) -> np.ndarray[Any, Any]:
-    """Returns the id at a place of each row, (E,) int64; rows that are shorter have none."""
+def _at(column: Jagged, index: int) -> np.ndarray[Any, Any]:
+    """Returns the id at ``index`` in the list of each row, (E,) int64; ``_NONE`` for shorter lists."""
     lengths = column.lengths.numpy()
     starts = np.cumsum(lengths) - lengths
     ids = np.full(len(lengths), _NONE)
-    ids[lengths > place] = column.values.numpy()[starts[lengths > place] + place]
+    ids[lengths > index] = column.values.numpy()[starts[lengths > index] + index]
     return ids
 
 

@@ -29,5 +29,5 @@ def generate(out: Path) -> Path:
     if not config.exists():
         write_log(folder / "train", num_samples=_NUM_TRAIN, seed=1)
         write_log(folder / "evaluation", num_samples=_NUM_EVALUATION, seed=2, first_user=_NUM_TRAIN)
-        shutil.copyfile(_CONFIG, config)  # Last: it tells that the logs are whole.
+        shutil.copyfile(_CONFIG, config)  # Last: its presence means that the logs are complete.
     return config

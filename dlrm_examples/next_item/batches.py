@@ -28,8 +28,8 @@ from torch import Tensor
 from dlrm_examples.next_item.histories import Histories
 
 Split = Literal["validation", "test"]
-_BEHIND: dict[Split, int] = {"validation": 2, "test": 1}
-"""Where the item asked for is from the end of a history."""
+_FROM_END: dict[Split, int] = {"validation": 2, "test": 1}
+"""Position of each split's target item, counted from the end of a history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def evaluation_batches(
     histories: Histories, split: Split, *, max_length: int, batch_size: int, device: torch.device
 ) -> Iterator[Batch]:
     """Yields for each user the last ``max_length`` items before the item of ``split``, which is the last next item."""
-    ends = histories.offsets[1:] - _BEHIND[split]
+    ends = histories.offsets[1:] - _FROM_END[split]
     begins = torch.maximum(histories.offsets[:-1], ends - max_length)
     users = torch.arange(histories.num_users)
     for of_batch in torch.stack([users, begins, ends], dim=1).split(batch_size):
@@ -100,11 +100,11 @@ def _batch(histories: Histories, users: Tensor, begins: Tensor, ends: Tensor, de
     lengths = ends - begins
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     positions = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)
-    places = positions + begins.repeat_interleave(lengths)
-    times = histories.times[places]
+    indices = positions + begins.repeat_interleave(lengths)
+    times = histories.times[indices]
     return Batch(
-        items=histories.items[places].to(device),
-        next_items=histories.items[places + 1].to(device),
+        items=histories.items[indices].to(device),
+        next_items=histories.items[indices + 1].to(device),
         sequences=Sequences(
             offsets=offsets.to(device),
             max_length=int(lengths.max()),

@@ -16,6 +16,7 @@ from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
 _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count")
+"""Options that only dynamic tables have."""
 
 
 def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | None) -> list[System]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dlrm_examples.streaming_ctr.experiment import Restart, System
 from dlrm_examples.streaming_ctr.tables import TableLimits
 
-HOT_COUNT = 8
+HOT_COUNT = 8  # Rows with fewer lookups are stored in bfloat16.
 RANKS, RESTART = 2, Restart(at=0.5, num_ranks=3)
 
 

@@ -11,6 +11,7 @@ from dlrm_examples.streaming_ctr.evaluation import Quality
 from dlrm_examples.streaming_ctr.results import Run
 from dlrm_examples.support.text_table import format_table
 
+# Names of systems with which the others are compared: static tables, and dynamic tables without limits.
 REFERENCE = "static"
 UNLIMITED = "dynamic"
 _USE_COLUMNS = {

@@ -93,16 +93,16 @@ class _Table:
         Raises:
             ValueError: an id has no row.
         """
-        different, place = torch.unique(ids, return_inverse=True)
-        rows = torch.searchsorted(self._ids, different)
-        known = self._ids[rows.clamp(max=len(self._ids) - 1)] == different
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        rows = torch.searchsorted(self._ids, unique)
+        known = self._ids[rows.clamp(max=len(self._ids) - 1)] == unique
         if not bool(known.all()):
-            raise ValueError(f"table {self._name!r} has no row for id {int(different[~known][0])}")
+            raise ValueError(f"table {self._name!r} has no row for id {int(unique[~known][0])}")
         embeddings = self._embeddings[rows]
         if torch.is_grad_enabled():
             embeddings.requires_grad_()
             self._pending.append((rows, embeddings))
-        return embeddings, place
+        return embeddings, inverse
 
     def step(self) -> None:
         """Row-wise Adagrad step: each row has one learning rate, from the sum of its gradients' mean squares."""
@@ -110,9 +110,9 @@ class _Table:
         self._pending.clear()
         if not gradients:
             return
-        rows, place = torch.unique(torch.cat([rows for rows, _ in gradients]), return_inverse=True)
+        rows, inverse = torch.unique(torch.cat([rows for rows, _ in gradients]), return_inverse=True)
         gradient = torch.zeros(len(rows), self._embeddings.shape[1])
-        gradient.index_add_(0, place, torch.cat([gradient for _, gradient in gradients]))
+        gradient.index_add_(0, inverse, torch.cat([gradient for _, gradient in gradients]))
         self._square_sums[rows] += gradient.square().mean(dim=1)
         rate = self._settings.lr / (self._square_sums[rows].sqrt() + self._settings.eps)
         self._embeddings[rows] -= rate[:, None] * gradient

@@ -87,7 +87,7 @@ class Trainer:
     def train_until(self, num_seen: int) -> None:
         """Trains until ``num_seen`` examples were seen, counted over all epochs.
 
-        The last batch, and that of each epoch, may be smaller. A stop shifts the limits of all later batches.
+        The last batch, and that of each epoch, may be smaller. A stop within a batch shifts all later batches.
 
         Raises:
             ValueError: more examples were seen already.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a system on its number of ranks, one run per seed, including a restart on other ranks."""
+"""Trains a system on its number of ranks, one run per seed, including a restart on other ranks.
+
+A phase is the part of a training that one set of ranks runs: up to the restart, or after it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from dlrm_examples.streaming_ctr.trainer import Trainer
 from dlrm_examples.support.data.log import Log
 
 NUM_ROW_COUNTS = 10
-"""How often the rows are counted on the way."""
+"""Number of times that the rows of the tables are counted during a training, at equal distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class PhaseResult:
     """Result of a phase, over all ranks.
 
     Attributes:
-        rows: rows of the tables, after each ``NUM_ROW_COUNTS``-th of the training that lies in this phase.
+        rows: number of table rows after each tenth (``1 / NUM_ROW_COUNTS``) of the training that ends in this phase.
         use: contents of the tables at the end; evictions and refusals of this phase only.
         train_s: duration in seconds.
         quality: quality by label; None unless the phase ends the training.
@@ -129,7 +132,7 @@ def make_tables(log: Log, system: System, settings: TableSettings, group: dist.P
 
 
 def _train_and_count_rows(trainer: Trainer, tables: Tables, experiment: Experiment, phase: Phase) -> list[int]:
-    """Trains to the end of the phase; returns the number of rows after each ``NUM_ROW_COUNTS``-th in it."""
+    """Trains to the end of the phase; returns the number of table rows at each count that lies in it."""
     begin = -1 if phase.load_from is None else trainer.num_seen
     end = experiment.examples_after(phase.end)
     rows = []

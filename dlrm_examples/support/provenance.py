@@ -13,7 +13,9 @@ from typing import Any
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]], *, devices: str = "") -> None:
-    """Writes one line per row to a new file, with commit, machine and ``devices``; creates its directory.
+    """Writes one line per row to a new file, with commit and machine; creates its directory.
+
+    ``devices`` is a description of the GPUs, which is appended to that of the machine.
 
     Raises:
         OSError: the file cannot be written.

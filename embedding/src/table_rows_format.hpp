@@ -3,8 +3,8 @@
 // Numbers and sizes of rows, shared by the CPU and the GPU.
 //
 // A row id has 31 bits: bit 30 is the precision, the others are the row's index in the store of that precision. Id 0
-// is RowId::kNone. Example: id 5 is float32 row 5; id 2^30 + 5 is bfloat16
-// row 5. A key whose precision changes gets another id, which is why Table::generation() increases then.
+// is RowId::kNone. Example: id 5 is float32 row 5; id 2^30 + 5 is bfloat16 row 5. A key whose precision changes gets
+// another id, which is why Table::generation() increases then.
 //
 // Stochastic rounding keeps small updates of bfloat16 rows alive. A weight of 1 has neighbours 1 - 2^-8 and 1 + 2^-7;
 // an update of 2^-10 is lost by rounding to nearest, but moves the weight up once in eight steps at random. The
@@ -28,9 +28,9 @@ namespace headway::embedding {
 /// optimizer state is float32 in both.
 enum class Precision : std::uint8_t { kFloat32, kBfloat16 };
 
-/// Row numbers of one precision: float32 rows have ids below it, bfloat16 rows have this added.
+/// Number of row indices per precision: float32 rows have ids below it, bfloat16 rows have this added.
 inline constexpr std::uint32_t kNumRowIds = std::uint32_t{1} << 30;
-/// Rows that may be in use. The 2^21 numbers above are for chunks mapped ahead and for free rows of the allocators.
+/// Most rows that may be in use. The 2^21 indices above are for chunks mapped ahead and for allocators' free rows.
 inline constexpr std::size_t kMostTableRows = kNumRowIds - (std::size_t{1} << 21);
 
 [[nodiscard]] constexpr Precision precision_of(RowId id) {

@@ -11,7 +11,7 @@
 
 namespace headway::embedding {
 
-/// Checks the tensors of jagged features.
+/// Checks the tensors of jagged features. Shapes: K ids and B lists of a feature.
 class FeatureTensors {
  public:
   /// All vectors have one element per feature.

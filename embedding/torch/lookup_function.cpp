@@ -2,9 +2,10 @@
 
 // The node of autograd of a lookup: one for all tables of a collection.
 //
-// Idea: its inputs are one dummy parameter per merged table (an anchor) and the weights that learn. Its outputs are the
-// embeddings of the features. Its backward pass joins the gradients of the features of each merged table, and sends
-// them to the owners of the rows, where they wait for TensorLookup::apply(). So anchors never get a gradient from it.
+// Idea: its inputs are one dummy parameter per merged table (an anchor) and the per-id weights that require a gradient.
+// A merged table is several tables of equal configuration that share rows and exchanges. Its outputs are the embeddings
+// of the features. Its backward pass joins the gradients of the features of each merged table, and sends them to the
+// ranks that own the rows, where they wait for TensorLookup::apply(). So anchors never get a gradient from it.
 //
 // expand() copies the embedding of each unique key to the bags that have the key, and adds them up there.
 //
@@ -27,7 +28,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// A tensor that raises if it is differentiated: second derivatives are not there.
+/// A tensor that raises if it is differentiated: second derivatives are not supported.
 at::Tensor without_gradient(at::Tensor const& tensor) {
   at::AutoGradMode const with_grad(true);
   auto const input = tensor.detach().requires_grad_();

@@ -45,7 +45,7 @@ std::optional<To> optional_of(std::optional<std::int64_t> value) {
   return value ? std::optional<To>(static_cast<To>(*value)) : std::nullopt;
 }
 
-/// Table numbers have 32 bits. @throws base::UsageError for others
+/// Table ids have 32 bits. @throws base::UsageError for larger or negative ones
 std::vector<std::uint32_t> numbers_of(std::vector<std::int64_t> const& values) {
   std::vector<std::uint32_t> numbers;
   for (auto const value : values) {
@@ -56,6 +56,7 @@ std::vector<std::uint32_t> numbers_of(std::vector<std::int64_t> const& values) {
   return numbers;
 }
 
+/// @param first, second parameters of the initializer, see initializer_of()
 TablePtr make_table(std::int64_t dim, std::string const& initializer, double first, double second, std::int64_t seed,
                     std::string const& optimizer, std::optional<std::int64_t> max_rows, std::string const& eviction,
                     std::optional<std::int64_t> high_water, std::optional<std::int64_t> low_water,
@@ -74,11 +75,12 @@ TablePtr make_table(std::int64_t dim, std::string const& initializer, double fir
       .time_to_live = static_cast<std::uint32_t>(time_to_live),
       .min_count = static_cast<std::uint32_t>(min_count),
       .thread_pool = device.is_cpu() ? std::make_shared<base::ThreadPool>(static_cast<int>(num_threads)) : nullptr};
-  auto const place = resolve(device);
-  return c10::make_intrusive<TensorTable>(options_of(settings, place), place);
+  auto const resolved = resolve(device);
+  return c10::make_intrusive<TensorTable>(options_of(settings, resolved), resolved);
 }
 
-/// Imports the records of a table that a rank owns. @param encoded (1, bytes) uint8 each, as in a state_dict()
+/// Imports the records of a table that a rank owns: first rows, then pending keys, which are counted but have no row
+/// yet. @param encoded (1, bytes) uint8 each, as in a state_dict()
 void import_records(TablePtr const& table, Tensors const& encoded, std::int64_t rank, std::int64_t num_ranks) {
   base::expects(rank >= 0 && rank < num_ranks, "rank must be from 0 to num_ranks - 1");
   for (bool const are_pending : {false, true}) {
@@ -108,7 +110,7 @@ LookupPtr make_lookup(std::vector<TablePtr> const& tables, std::vector<std::vect
                                            dedup_of(dedup), pool, tables.front()->device(), true);
 }
 
-/// Updates the rows that have gradients. @param rate of all tables
+/// Updates the rows that have gradients. @param step from 1 @param rate learning rate of all tables
 void apply(LookupPtr const& lookup, std::int64_t step, double rate) {
   auto const& numbers = lookup->table_numbers();
   std::vector<std::map<std::uint32_t, double>> rates;

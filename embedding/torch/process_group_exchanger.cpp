@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// An exchange is one all-to-all of bytes. The blocks of all ranks lie one after the other in memory, so they are one
-// tensor, with a split for each rank.
+// An exchange is one all-to-all of bytes. A block is the bytes for, or from, one rank. The blocks of all ranks lie one
+// after the other in memory, so they are one tensor, with a split for each rank.
 
 #include "process_group_exchanger.hpp"
 
@@ -18,12 +18,14 @@ namespace headway::embedding {
 
 namespace {
 
+/// An all-to-all that was started. Null work: it has been waited for.
 class Started final : public Exchanger::Exchange {
  public:
   Started(c10::intrusive_ptr<c10d::Work> work, at::Device device) : work_(std::move(work)), device_(device) {}
   Started(Started const&) = delete;
   Started& operator=(Started const&) = delete;
-  /// The work keeps its tensors, and they the blocks. On a device only the caller's stream waits.
+  /// On the CPU it does not wait: the work keeps its tensors alive, and these keep the blocks. On a device the caller's
+  /// stream waits, not the host.
   ~Started() override {
     if (work_ == nullptr || device_.is_cpu()) return;
     try {
@@ -110,14 +112,15 @@ std::unique_ptr<Exchanger::Exchange> ProcessGroupExchanger::receive(std::span<st
   throw base::UsageError("exchanges of a process group have no messages between two ranks");
 }
 
-// The collections of Python have compared their settings before, by an exchange of their own.
+// Sends nothing. ShardedTable uses it to compare settings; the collections of Python have done that already, by an
+// exchange of their own.
 std::vector<std::string> ProcessGroupExchanger::all_gather(std::string const& text) {
   return std::vector<std::string>(static_cast<std::size_t>(size()), text);
 }
 
 namespace {
 
-/// Called while a group waits.
+/// Called while a group waits, so that Ctrl-C ends the wait. Throws what a signal handler raises.
 void raise_pending_signals() {
   if (interpreter().run_signal_handlers != nullptr) interpreter().run_signal_handlers();
 }
@@ -166,6 +169,7 @@ class HeadwayGroupExchanger final : public Exchanger {
   }
 
  private:
+  /// An exchange whose errors are those of torch.distributed.
   class Translated final : public Exchange {
    public:
     Translated(std::shared_ptr<comm::Group> group, std::unique_ptr<Exchange> below)

@@ -40,7 +40,8 @@ class ProcessGroupExchanger final : public Exchanger {
 };
 
 /// The exchanger of a process group for tensors on `device`. A group of Headway exchanges host memory directly, with
-/// one round less per lookup, since it takes capacities; any other group by its c10d calls.
+/// one round less per lookup: receive blocks may be upper bounds (capacities), so sizes are not exchanged before. Any
+/// other group exchanges by its c10d calls.
 [[nodiscard]] std::unique_ptr<Exchanger> make_exchanger(c10::intrusive_ptr<c10d::ProcessGroup> const& group,
                                                         at::Device device);
 

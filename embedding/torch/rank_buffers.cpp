@@ -3,7 +3,7 @@
 // Buffers of an all-to-all for the rows of several merged tables.
 //
 // Idea: a buffer is rank-major: all rows for rank 0, table by table, then all rows for rank 1. One table has that order
-// already, so its rows are the buffer.
+// already, so its rows are the buffer. A piece is the rows of one table for one rank. A merged table counts as one.
 //
 // Example: G = 2 tables with 1 and 2 columns, R = 2 ranks; a rank sends 1 and 2 rows of table 0, and 1 and 0 of
 // table 1.
@@ -23,7 +23,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// Counts as numbers. @throws base::UsageError unless they are (G, R) int64 on the CPU
+/// Rows of each merged table for, or from, each rank. @throws base::UsageError unless they are (G, R) int64 on the CPU
 class Counts {
  public:
   Counts(at::Tensor const& counts, std::size_t num_tables) : counts_(counts.contiguous()) {
@@ -64,7 +64,7 @@ std::int64_t sum_of(std::vector<std::int64_t> const& numbers) {
   return sum;
 }
 
-/// Calls copy(bytes at the table, bytes at the buffer, number of bytes) for each piece, in the order of the buffer.
+/// Calls copy(bytes of the table, number of bytes) for each piece, in the order of the buffer.
 /// @param tables first byte of each table
 template <class Byte, class Copy>
 void for_each_piece(Counts const& counts, std::vector<std::int64_t> const& widths, std::int64_t element_bytes,
@@ -130,8 +130,8 @@ AllToAllTensors all_to_all_arguments(std::vector<at::Tensor> const& values, at::
   auto buffer = by_rank(values, send_counts, widths, sum_of(send_splits));
   std::vector<std::int64_t> shape{sum_of(receive_splits)};
   if (values.size() == 1) shape.push_back(widths.front());
-  auto room = at::empty(shape, buffer.options());
-  return {std::move(room), std::move(buffer), std::move(receive_splits), std::move(send_splits)};
+  auto receive_buffer = at::empty(shape, buffer.options());
+  return {std::move(receive_buffer), std::move(buffer), std::move(receive_splits), std::move(send_splits)};
 }
 
 std::vector<at::Tensor> by_table(at::Tensor const& buffer, at::Tensor const& counts,

@@ -9,15 +9,16 @@
 
 namespace headway::embedding {
 
-/// A RecordFragment with its columns as tensors on the CPU. K rows, P pending keys, D columns, S floats of state.
+/// A RecordFragment (records of one table in a range of virtual buckets) with its columns as tensors on the CPU. K
+/// rows, P pending keys, which are counted but have no row yet, D columns, S floats of optimizer state.
 struct FragmentTensors {
-  std::uint32_t routing_version = 0;
-  std::uint64_t updates = 0;
+  std::uint32_t routing_version = 0;                ///< Version of the mapping from keys to buckets.
+  std::uint64_t updates = 0;                        ///< Optimizer steps of the table.
   std::pair<std::uint32_t, std::uint32_t> buckets;  ///< First, and the one after the last.
-  std::uint32_t table = 0;
-  at::Tensor ids, counts, steps;           ///< (K,) int64, int32, int32
-  at::Tensor embeddings, states;           ///< (K, D) and (K, S) float32
-  at::Tensor pending_ids, pending_counts;  ///< (P,) int64, int32
+  std::uint32_t table = 0;                          ///< Table id in its keys.
+  at::Tensor ids, counts, steps;                    ///< (K,) int64, int32, int32
+  at::Tensor embeddings, states;                    ///< (K, D) and (K, S) float32
+  at::Tensor pending_ids, pending_counts;           ///< (P,) int64, int32
 
   /// @throws base::UsageError if a tensor is of another type or shape, or not contiguous
   [[nodiscard]] RecordFragment view() const;

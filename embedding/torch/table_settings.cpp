@@ -11,7 +11,7 @@ namespace headway::embedding {
 
 namespace {
 
-/// Values and their names.
+/// Names that Python uses, and their values.
 template <class Value>
 using Names = std::vector<std::pair<std::string, Value>>;
 

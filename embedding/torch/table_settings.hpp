@@ -11,19 +11,20 @@
 
 namespace headway::embedding {
 
-/// Options of a table by their Python names. Fields mean the same as in TableOptions; no number: unlimited.
+/// Options of a table by their Python names. Fields mean the same as in TableOptions; an empty
+/// optional is unlimited.
 struct TableSettings {
   std::size_t dim = 0;
   Initializer initializer = Initializer::constant(0);
   kernels::OptimizerOptions optimizer{};
-  std::optional<std::size_t> max_rows{};
-  std::string eviction = "none";  ///< Or lru, lfu.
-  std::optional<std::size_t> high_water{}, low_water{};
-  std::optional<std::size_t> eviction_batch{};  ///< None: a few rows per step on the CPU, else unlimited.
-  std::uint32_t time_to_live = 0;
-  std::uint32_t min_count = 1;
-  std::optional<std::size_t> max_pending{};
-  std::uint32_t hot_count = 0;
+  std::optional<std::size_t> max_rows{};  ///< Rows of this rank; beyond, insertions evict others or are refused.
+  std::string eviction = "none";          ///< Or lru, lfu.
+  std::optional<std::size_t> high_water{}, low_water{};  ///< Rows above which a step evicts, and down to which.
+  std::optional<std::size_t> eviction_batch{};           ///< None: a few rows per step on the CPU, else unlimited.
+  std::uint32_t time_to_live = 0;            ///< Steps without a lookup after which a row expires; 0: never.
+  std::uint32_t min_count = 1;               ///< Lookups after which a key gets a row.
+  std::optional<std::size_t> max_pending{};  ///< Most keys that are counted but have no row yet.
+  std::uint32_t hot_count = 0;               ///< Rows with fewer lookups store their embedding in bfloat16.
   std::shared_ptr<base::ThreadPool> thread_pool{};
 };
 
@@ -33,7 +34,7 @@ struct TableSettings {
 [[nodiscard]] Initializer initializer_of(std::string const& name, double first, double second, std::uint64_t seed);
 /// @param name sgd, adagrad, row_wise_adagrad, adam or row_wise_adam
 [[nodiscard]] kernels::OptimizerKind optimizer_of(std::string const& name);
-/// @param name none, first, second or both
+/// @param name stage that removes duplicate keys: none, first (before keys are sent), second (at their owner) or both
 [[nodiscard]] Dedup dedup_of(std::string const& name);
 /// @param name sum, mean, or none for an embedding per id
 [[nodiscard]] Pooling pooling_of(std::optional<std::string> const& name);

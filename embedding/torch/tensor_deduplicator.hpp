@@ -34,7 +34,7 @@ struct UniqueTensors {
   [[nodiscard]] UniqueTensors narrow(std::int64_t known_size) const;
 };
 
-/// Bags as optional tensors.
+/// Bags (lists of keys whose embeddings are pooled) as optional tensors. Without offsets each key is a bag.
 struct BagTensors {
   std::optional<at::Tensor> const& offsets;  ///< (B + 1,) int64
   std::optional<at::Tensor> const& weights;  ///< (K,)
@@ -53,7 +53,8 @@ class TensorDeduplicator {
 
   [[nodiscard]] virtual UniqueTensors deduplicate(KeyTensors const& keys) = 0;
   [[nodiscard]] virtual UniqueTensors from_unique(KeyTensors const& keys) = 0;
-  /// @param order (rows,) int32
+  /// The same unique keys in another order, for values that are sorted by owner rank.
+  /// @param order (rows,) int32, the index in `unique` of each key of the result, as from route()
   [[nodiscard]] virtual UniqueTensors reorder(UniqueTensors const& unique, at::Tensor const& order) = 0;
   /// Expands values of unique keys to bags. @param values (rows, D)
   /// @returns (B, D)

@@ -38,8 +38,8 @@ constexpr std::size_t kManyGradients = 64;
 }  // namespace
 
 // Blocks go back to the streams that made them. Streams come in the order of their first use, and one uses the blocks
-// of those before it, so these wait for it. An exchange that has not been waited for may take a while to free its
-// parts, so other Python threads run meanwhile.
+// of those before it, so these wait for it. To free an exchange that has not been waited for may take a while, so other
+// Python threads run meanwhile.
 TensorBatch::~TensorBatch() {
   if (is_waiting_) --*num_waiting_;
   auto const released = interpreter().release_lock == nullptr ? nullptr : interpreter().release_lock();
@@ -109,7 +109,8 @@ std::vector<bool> TensorLookup::are_pooled() const {
   return result;
 }
 
-// Also after an error, such as one of the rates: the next step must not apply these gradients too.
+// Drops the pending gradients at the end of its scope, also after an error, such as one of the rates: the next step
+// must not apply these gradients too.
 class TensorLookup::DropAtEnd {
  public:
   explicit DropAtEnd(TensorLookup& lookup) : lookup_(lookup) {}

@@ -22,18 +22,18 @@ namespace headway::embedding {
 
 class TensorLookup;
 
-/// A merged table of a TensorLookup and its features.
+/// A merged table of a TensorLookup: tables of equal configuration that share rows and exchanges.
 struct LookedUpTable {
   c10::intrusive_ptr<TensorTable> table;
-  std::vector<std::uint32_t> numbers;  ///< Key::table of each table in it.
-  bool reads_unknown_as_zeros = false;
+  std::vector<std::uint32_t> numbers;   ///< Key::table of each table in it.
+  bool reads_unknown_as_zeros = false;  ///< In eval() mode, ids without a row give zeros, not initial embeddings.
 };
 
-/// Keys without a row are counted or not, and unknown ones give zeros or not.
+/// Rules of a lookup for ids without a row.
 struct LookupSettings {
   bool inserts = true;          ///< Insert keys that have no row, and count lookups.
-  bool evaluates = false;       ///< The module is in eval() mode: unknown ids are hidden if their table says so.
-  bool counts_refused = false;  ///< See ShardedTable::num_refused().
+  bool evaluates = false;       ///< The module is in eval() mode: see LookedUpTable::reads_unknown_as_zeros.
+  bool counts_refused = false;  ///< Count keys that get no row as their table is full, for num_refused().
 };
 
 /// The lookup of one batch. It keeps the tensors of the batch until its gradients are applied or dropped.
@@ -47,7 +47,7 @@ class TensorBatch : public torch::CustomClassHolder {
 
   /// Weights of a feature that require a gradient.
   struct LearnedWeights {
-    std::size_t merged, feature;  ///< `feature` counts those of all merged tables.
+    std::size_t merged, feature;  ///< Index of the merged table; index of the feature among those of all tables.
     at::Tensor weights;           ///< Empty in a batch that waits for gradients: it would keep their graph.
     at::ScalarType type;
     std::int64_t num_keys;
@@ -94,32 +94,38 @@ class TensorLookup : public torch::CustomClassHolder {
   void start_keys(BatchPtr const& batch);
   /// Waits for keys, and finds or inserts them. @param inserts false: also no lookup is counted
   void look_up(BatchPtr const& batch, bool inserts);
+  /// Starts to send embeddings back. Does not wait.
   void start_embeddings(BatchPtr const& batch);
   /// Waits for embeddings. @returns (outputs)
   [[nodiscard]] std::vector<at::Tensor> take_embeddings(BatchPtr const& batch);
   /// () int64 Keys that got no row on this rank, between look_up() and take_embeddings().
   [[nodiscard]] at::Tensor own_refused(BatchPtr const& batch) const;
-  /// Adds the gradients of bags by key, and starts to send them. @param gradients (outputs) @param factor of them
+  /// Adds the gradients of bags by key, and starts to send them. @param gradients (outputs) @param factor
+  /// multiplies them
   void start_gradients(BatchPtr const& batch, std::vector<at::Tensor> const& gradients, double factor);
   /// Waits for gradients, and updates the rows. @param steps, rates (merged tables)
   void update(BatchPtr const& batch, std::vector<std::uint64_t> const& steps, std::vector<double> const& rates);
 
   /// Keys that got no row on any rank. Waits for the device.
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
+  /// Replaces each merged table by one with the same options.
   void replace_tables(std::vector<c10::intrusive_ptr<TensorTable>> const& tables);
 
   [[nodiscard]] bool has_gradients(std::size_t merged) const;
-  /// Gradients of a merged table that were not returned before: (W, D) values, and (1,) int32 the number of valid rows
-  /// or none: all. Also a mark of what this rank has sent, so that it sees its own NaN and inf.
+  /// Gradients of a merged table that were not returned before: (W, D) sums of W keys, and (1,) int32 the number of
+  /// valid rows or none: all. Also a (1, 1) mark per backward pass, so that a rank sees its own NaN and inf: 1 if all
+  /// that it has sent to other ranks is finite, else NaN.
   [[nodiscard]] std::vector<std::pair<at::Tensor, std::optional<at::Tensor>>> new_gradients(std::size_t merged);
   /// @throws std::runtime_error if gradients were changed in place since the backward pass
   void expect_unchanged() const;
+  /// Updates the rows by the pending gradients, and drops these, also after an error.
   /// @param rates (merged tables) learning rate of each table by number
-  /// @param divisors (merged tables)
+  /// @param divisors (merged tables) divide the gradients
   void apply(std::uint64_t step, std::vector<std::map<std::uint32_t, double>> const& rates,
              std::vector<double> const& divisors);
+  /// Drops the pending gradients: those of backward passes since the last apply() or drop().
   void drop();
-  /// @param factor () on any device
+  /// Multiplies the pending gradients. @param factor () on any device
   void scale(at::Tensor const& factor);
   /// () float64 on the device: the L2 norm of this rank's gradients of a merged table.
   [[nodiscard]] at::Tensor norm(std::size_t merged);
@@ -183,7 +189,7 @@ class TensorLookup : public torch::CustomClassHolder {
   std::vector<Unread> unread_;
   std::vector<std::size_t> num_marked_;        ///< (merged tables) See new_gradients().
   std::vector<std::vector<at::Tensor>> sent_;  ///< (merged tables) Marks of sent gradients, (1, 1), not returned yet.
-  std::vector<BatchPtr> pending_;              ///< Batches whose gradients wait.
+  std::vector<BatchPtr> pending_;              ///< Batches whose gradients wait for apply().
 };
 
 }  // namespace headway::embedding

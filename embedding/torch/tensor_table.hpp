@@ -51,7 +51,9 @@ class TensorTable : public torch::CustomClassHolder {
   void erase(KeyTensors const& keys) {
     change([&](Table& table) { table.erase(keys.view(device_)); });
   }
+  /// The keys that have a row, in virtual buckets [first_bucket, end_bucket). Each rank owns a range of buckets.
   [[nodiscard]] KeyTensors list(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
+  /// The keys that are counted but have no row yet (TableOptions::min_count).
   [[nodiscard]] KeyTensors list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const;
   /// @param keys on the CPU
   [[nodiscard]] RecordTensors export_records(KeyTensors const& keys) const;

@@ -109,12 +109,12 @@ at::Tensor empty_like_weights(std::optional<at::Tensor> const& weights, at::Tens
   return weights ? at::empty_like(*weights) : at::empty({0}, q.options());
 }
 
-Gradients empty_gradients(HstuArguments const& of) {
-  return {.q = empty_like_heads(of.q, of.q.size(2)),
-          .k = empty_like_heads(of.k, of.k.size(2)),
-          .v = empty_like_heads(of.v, of.v.size(2)),
-          .position_weights = empty_like_weights(of.position_weights, of.q),
-          .time_weights = empty_like_weights(of.time_weights, of.q)};
+Gradients empty_gradients(HstuArguments const& args) {
+  return {.q = empty_like_heads(args.q, args.q.size(2)),
+          .k = empty_like_heads(args.k, args.k.size(2)),
+          .v = empty_like_heads(args.v, args.v.size(2)),
+          .position_weights = empty_like_weights(args.position_weights, args.q),
+          .time_weights = empty_like_weights(args.time_weights, args.q)};
 }
 
 /// View for a backward kernel. `arguments`, `grad` and `gradients` must outlive the result.

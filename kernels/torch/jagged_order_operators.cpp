@@ -163,7 +163,7 @@ struct InvertedList {
 };
 
 /// The gradient of a source row is the sum over its copies; a row without a copy gets 0. The lists are inverted
-/// first: for each source entry, the places in the list that name it. Then each sum adds its copies in ascending
+/// first: for each source entry, the indices at which the list names it. Then each sum adds its copies in ascending
 /// order, without atomics, so the result does not depend on scheduling.
 Tensors jagged_permute_backward(at::TensorList grads, at::Tensor const& offsets, at::Tensor const& source_offsets,
                                 OptionalTensor const& features, OptionalTensor const& samples,

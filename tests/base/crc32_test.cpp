@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// crc32(): the check value of zlib's CRC-32, sums that are continued, and single-bit errors.
+
 #include "headway/base/crc32.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// Loop of the all-to-all benchmark: it keeps lag + 1 calls in flight, each on a set of buffers of its own, checks the
+// results, and averages the durations of calls that complete in bursts.
+
 #include "call_loop.hpp"
 
 #include "sample_summary.hpp"

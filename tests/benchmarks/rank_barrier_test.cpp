@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// RankBarrier: the ranks of a benchmark on one host wait for each other and gather values, through a mapped file.
+
 #include "rank_barrier.hpp"
 
 #include <gtest/gtest.h>

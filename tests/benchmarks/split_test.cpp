@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // How the benchmarks divide a rank's bytes among its peers. Sender and receiver compute block sizes separately, so
-// every split must add up exactly, for every size, number of ranks and source.
+// every split must add up exactly, for every size, number of ranks and source. Zipf: the n-th largest block has 1/n of
+// the bytes of the largest, in an order of each source. Incast: the same, but rank 0 receives most from all sources.
 
 #include "split.hpp"
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a benchmark drop a failing system together, or the failing rank reports: none waits for ever."""
+"""Ranks of a benchmark drop a failing system together, or the failing rank reports: none waits for ever.
+
+A system is an implementation that is measured, such as Headway or Gloo.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics, files, tables and arguments of the benchmarks, without any run."""
+"""Statistics, files, tables and arguments of the benchmarks, without any run.
+
+A point is a measured result: the timing of a system with some parameters. Systems are measured in turn, for some
+rounds, so that ratios are taken between neighbours in time.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +78,7 @@ def test_interval_covers_the_median_and_shrinks_to_it_for_equal_values() -> None
 
 
 def test_lag_cost_compares_each_turn_with_the_same_turn_of_bound_0_on_the_same_buffers() -> None:
+    # Groups with different bounds (max_lag) take turns in the same processes. turns_s has the time of each turn.
     def turn_point(lag: int, sets: int, turns_s: list[float]) -> Point:
         point = make_point("headway", 1.0, turns_s=turns_s)
         return Point(**{**vars(point), "params": point.params | {"lag": lag, "sets": sets}})
@@ -127,6 +132,7 @@ def test_an_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+# A bar is a ratio that the project wants to reach: `must` for a release, `aim` in the long run.
 def test_bars_tell_missed_from_must_from_aim() -> None:
     def verdict(ratio: float) -> str:
         point = make_point("headway", 1.0)

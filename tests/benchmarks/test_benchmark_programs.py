@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real runs of the benchmarks, small and short: their points, tables, plots and errors."""
+"""Real runs of the benchmarks, small and short: their points (measured results), tables, plots and errors."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from benchmarks.cuda_sequence_model import main
 from benchmarks.harness.embedding_layers import SCATTER
 from benchmarks.harness.sequence_models import HEADWAY, ID_BITS, TORCHREC, UNLIMITED, ModelOptions
 
+# "--slots" limits the rows of HEADWAY and the slots of TorchRec's managed collisions. UNLIMITED has no limit.
 SMALL = ["--base-dim", "4", "--factors", "1", "--batch", "16", "--length", "8", "--warm-up", "2", "--ids", "1000",
          "--slots", "100", "--rounds", "2"]  # fmt: skip
 

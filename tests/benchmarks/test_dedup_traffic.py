@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark counts the bytes that ranks really send."""
+"""The bytes that the benchmark computes from the ids of a batch are those that ranks really send."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks leave a missing FBGEMM out with a note. If the user asked for it, that is an error."""
+"""Benchmarks leave a missing FBGEMM out with a line on stderr. If the user asked for it, that is an error."""
 
 from __future__ import annotations
 

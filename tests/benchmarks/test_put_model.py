@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of exchanges over RDMA: fit, predictions and memory."""
+"""The model that predicts the time of exchanges over RDMA: fit, predictions and memory.
+
+A bound is the ``max_lag`` of a group. ``steady_s`` is the time per exchange if ranks may lag.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def test_the_shared_queue_has_256_receives_for_each_peer_or_what_the_device_has(
     )
 
 
-def test_the_constants_are_those_of_the_engine() -> None:
+def test_the_constants_are_those_of_the_transport() -> None:
     limits = (ROOT / "libcomm/src/transport/verbs/limits.hpp").read_text()
     layout = (ROOT / "libcomm/src/channel/receive_layout.hpp").read_text()
     for text, name, value in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each channel of a group has its own lag bound. A LagQueue sets and follows it."""
+"""Each channel of a group has its own ``max_lag``. A LagQueue, a queue of pending exchanges, sets and follows it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def run_apart(rank: int, max_lags: list[list[int]]) -> list[list[float]]:
     if rank == 0:
         assert [num_posted(group, channel) for channel in (0, 1)] == [max_lag + 1 for max_lag in max_lags[0]]
         shared_store().set("rank 0 is ahead", "")
-    brought: list[list[float]] = []
+    results: list[list[float]] = []
     for queue, started in zip(queues, works, strict=True):
         completed = [received for pair in started for received in queue.push(*pair)]
         assert len(queue) == queue.max_lag
-        brought.append([received.mean().item() for received in [*completed, *queue.drain()]])
-    return brought
+        results.append([received.mean().item() for received in [*completed, *queue.drain()]])
+    return results
 
 
 @pytest.mark.parametrize("max_lags", [[[0, 2], [3, 1]], [[3, 1], [0, 2]]], ids=str)

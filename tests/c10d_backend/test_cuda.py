@@ -94,7 +94,7 @@ def exchange_unlike_sizes(rank: int, max_lag: int, rounds: int) -> None:
     device = take_device(rank)
     group = dist.new_group(backend="headway", pg_options=headway.Options(max_lag=max_lag, cuda_slot_bytes=MIB))
     size = dist.get_world_size()
-    # Some use one stream and some several lanes, and the two ranks of a pair may differ.
+    # A rank with small blocks sends and receives on one stream, one with large blocks on two. A pair may differ.
     some = (3, 70_000, 5_000_000, 400_000, 0)
     pending: list[Any] = []
     for number in range(rounds):

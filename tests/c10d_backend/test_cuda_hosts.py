@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors between hosts. The ranks run on this host and pretend to be on several."""
+"""CUDA tensors between hosts. The ranks run on this host and pretend to be on several.
+
+``hosts`` has a letter for each rank; ranks with the same letter are on one host. A far peer is on another host.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_results_are_those_of_one_host_under_any_bound() -> None:
 
 
 @pytest.mark.parametrize("max_lag", [0, 2])
-def test_several_far_peers_share_a_lane_under_any_bound(max_lag: int) -> None:
+def test_several_far_peers_share_a_stream_under_any_bound(max_lag: int) -> None:
     run_on_gpus(exchange_unlike_sizes, 3, max_lag, 20, hosts="abc")
 
 

@@ -251,6 +251,7 @@ def seqs_of(path: pathlib.Path) -> list[tuple[str, int]]:
     return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in contents["entries"]]
 
 
+# A recorder keeps the last `capacity` operations and forgets earlier ones.
 def test_what_one_rank_has_forgotten_is_not_held_against_it(tmp_path: pathlib.Path) -> None:
     write(tmp_path, 0, [record(seq) for seq in range(6)])
     write(tmp_path, 1, [record(seq) for seq in range(3, 6)])

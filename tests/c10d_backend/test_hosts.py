@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on this host that pretend to be on several hosts."""
+"""Ranks on this host that pretend to be on several hosts. ``hosts`` has a letter for each rank: its host."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ dist.init_process_group("headway", init_method=f"file://{{tempfile.mkdtemp()}}/s
 
 
 class Records(logging.Handler):
-    """Keeps records."""
+    """Keeps all records that a logger passes on, to be checked."""
 
     def __init__(self) -> None:
         super().__init__()

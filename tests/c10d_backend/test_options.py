@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a group: values, copies, the environment, and rejected values."""
+"""Options of a group: values, copies, the environment, and rejected values. A bound is the ``max_lag`` of a group."""
 
 from __future__ import annotations
 
@@ -173,27 +173,27 @@ def follow_the_group(rank: int) -> tuple[list[int], list[float]]:
     random = np.random.default_rng(rank)
     queue: headway.LagQueue[torch.Tensor] = headway.LagQueue(group)
     bounds: list[int] = []
-    brought: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for step in range(96):
         time.sleep(random.uniform(0.0, 0.004))
         received = torch.empty(2)
         work = dist.all_to_all_single(received, torch.full((2,), float(step)), group=group, async_op=True)
-        brought += queue.push(work, received)
+        results += queue.push(work, received)
         assert len(queue) <= queue.max_lag
         bounds.append(queue.max_lag)
-    brought += queue.drain()
+    results += queue.drain()
     assert headway.backend_of(group).options.max_lag == "auto"
     queue.max_lag = 0  # Setting a bound stops the queue from following the group.
     queue.push(dist.all_to_all_single(torch.empty(2), torch.zeros(2), group=group, async_op=True), torch.empty(0))
     assert queue.max_lag == 0
-    return bounds, [tensor.mean().item() for tensor in brought]
+    return bounds, [tensor.mean().item() for tensor in results]
 
 
 def test_a_queue_follows_a_group_whose_bound_adapts() -> None:
-    for bounds, brought in run_ranks(follow_the_group, 2):
+    for bounds, results in run_ranks(follow_the_group, 2):
         assert bounds[0] == 3, "the limit, until something is known"
         assert 0 < bounds[-1] <= 3
-        assert brought == [float(step) for step in range(96)]
+        assert results == [float(step) for step in range(96)]
 
 
 def refuse_to_follow(rank: int) -> None:
@@ -228,7 +228,7 @@ def test_ranks_with_different_options_are_told_what_differs() -> None:
     assert "no error" not in messages
 
 
-def connect_with_different_pulls(rank: int) -> str:
+def connect_with_different_access(rank: int) -> str:
     try:
         options = headway.Options(allow_get=rank == 0, connect_timeout=timedelta(seconds=10))
         dist.new_group(backend="headway", pg_options=options)
@@ -238,7 +238,7 @@ def connect_with_different_pulls(rank: int) -> str:
 
 
 def test_ranks_agree_on_whether_memory_may_be_read() -> None:
-    messages = run_ranks(connect_with_different_pulls, 2)
+    messages = run_ranks(connect_with_different_access, 2)
     assert any("allow_get is " in message for message in messages), messages
     assert "no error" not in messages
 

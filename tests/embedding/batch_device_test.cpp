@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The host's BatchDevice: keys keep all bits on their way, and arrays of several lookups are put together in order.
+// The BatchDevice in host memory: the memory and kernels that a ShardedTable uses for its batches.
+//
+// For an exchange, encode() turns a key into two 64-bit words: the id; the table with the lookup count in the upper
+// half. decode() must give back all bits, and arrays of several lookups must be concatenated in order.
 
 #include "headway/embedding/batch_device.hpp"
 

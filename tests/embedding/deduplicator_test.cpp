@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Deduplicator on the CPU: unique keys, counts, and sums over their members.
+// Deduplicator on the CPU: unique keys, their lookup counts, and sums over their members (positions in the batch).
+//
+// expand() gives each bag the weighted sum of its keys' values; reduce() gives each unique key the weighted sum of the
+// values of the bags that hold it.
 
 #include "headway/embedding/deduplicator.hpp"
 
@@ -49,11 +52,11 @@ TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
   for (std::size_t const size : {0, 1, 2, 1'000, 50'000, 10}) {
     auto const batch = random_batch(random, size, size / 3 + 1);
     auto const unique = deduplicator_->deduplicate(batch.keys());
-    std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> number_of;
+    std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> index_of;  // By (table, id).
     std::vector<std::uint32_t> counts;
     ASSERT_EQ(unique.inverse_indices.size(), size);
     for (std::size_t i = 0; i < size; ++i) {
-      auto const [at, is_first] = number_of.try_emplace({batch.tables[i], batch.ids[i]}, number_of.size());
+      auto const [at, is_first] = index_of.try_emplace({batch.tables[i], batch.ids[i]}, index_of.size());
       if (is_first) {
         counts.push_back(0);
         ASSERT_LT(at->second, unique.size());
@@ -166,9 +169,9 @@ TEST_P(DeduplicatorTest, SumsAndVectorsOfAnotherOrderAreTheSameInThatOrder) {
   for (auto& value : values) value = std::normal_distribution<float>(0, 1)(random);  // Sums depend on the order.
   deduplicator_->reduce(unique, {}, values, sums);
   deduplicator_->reduce(reordered, {}, values, of_reordered);
-  for (std::size_t number = 0; number < order.size(); ++number) {
-    ASSERT_TRUE(std::ranges::equal(std::span(of_reordered).subspan(number * kDim, kDim),
-                                   std::span(sums).subspan(order[number] * kDim, kDim)));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    ASSERT_TRUE(std::ranges::equal(std::span(of_reordered).subspan(i * kDim, kDim),
+                                   std::span(sums).subspan(order[i] * kDim, kDim)));
   }
   std::vector<float> out(values.size()), out_of_reordered(values.size());
   deduplicator_->expand(unique, {}, sums, out);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Joining the jagged features of a batch into one list of ids, tables, offsets and weights.
+// Joining the jagged features of a batch: concatenated ids, with the table of each id, bag offsets and weights.
+//
+// A feature is lists of ids of one table, one list per sample. A pooled list is one bag; without pooling each id is
+// one.
 
 #include "headway/embedding/features.hpp"
 

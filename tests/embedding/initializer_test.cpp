@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Initial values of new rows.
+// Initial values of new rows. A law is their distribution: uniform, normal or constant. Philox, a counter-based
+// generator, draws them from seed, table, id and column, so they do not depend on the order of insertions.
 
 #include "headway/embedding/initializer.hpp"
 

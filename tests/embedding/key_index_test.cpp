@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Key index of the CPU, compared with std::map for both buckets and both probes.
+// Key index of the CPU, compared with std::map for both bucket layouts and both probe sequences.
+//
+// A RowWord is the 32-bit value of a key: its row, or its lookups so far. Keys lie in segments, open-addressing hash
+// tables of cache-line buckets. A segment doubles as it fills; from a full size on it splits in two by a bit of the
+// hash.
 
 #include "cpu/index/key_index.hpp"
 
@@ -22,7 +26,7 @@ namespace {
 
 using Oracle = std::map<std::pair<std::uint32_t, std::uint64_t>, RowWord>;
 
-/// A kind of index, with the number of tables that its keys may have.
+/// A kind of index, with the number of tables that its keys may have (a PackedBucket has no room for table ids).
 template <class Bucket, class Probe, std::uint32_t num_tables>
 struct Kind {
   using Index = KeyIndex<Bucket, Probe>;
@@ -98,7 +102,7 @@ TYPED_TEST(KeyIndexTest, RandomHistoriesAreThoseOfAMap) {
 }
 
 TYPED_TEST(KeyIndexTest, SegmentsDoubleAndSplitAndLoseNothing) {
-  // Use the keys of one stripe only: hashes that begin with two zero bits.
+  // Use the keys of one stripe (part of a table) only: hashes that begin with two zero bits.
   constexpr int kHashBits = 2;
   typename TypeParam::Index index(this->pool_, kHashBits);
   Oracle oracle;

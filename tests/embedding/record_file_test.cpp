@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Files of records: what is written comes back, whole or in parts, and damage is found.
+//
+// A record is a key with all that a table stores about it. A pending key has too few lookups for a row. A file consists
+// of blocks; each has records of a range of virtual buckets, which are ranges of key hashes by which ranks divide keys.
 
 #include "headway/embedding/record_file.hpp"
 
@@ -30,27 +33,27 @@ std::unique_ptr<Table> make_table(kernels::OptimizerKind optimizer = kernels::Op
   return make_cpu_table(options);
 }
 
-/// A table with 1,000 rows of each of two tables, of which a third was trained, and 300 keys that wait for a row.
+/// A table with 1,000 rows of each of two merged tables, of which a third was trained, and 300 pending keys.
 std::unique_ptr<Table> trained_table() {
   auto table = make_table();
   table->begin_step(4, 4);
-  for (auto const number : {kUsers, kItems}) {
+  for (auto const id : {kUsers, kItems}) {
     std::vector<std::uint64_t> ids(1'000), pending(150);
     std::iota(ids.begin(), ids.end(), 0);
     std::iota(pending.begin(), pending.end(), 5'000);
     std::vector<std::uint32_t> counts(1'000);
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = 2 + static_cast<std::uint32_t>(i % 7);
     std::vector<RowId> rows(1'000), none(150);
-    table->find_or_insert({.ids = ids, .table = number, .counts = counts}, rows, {});
-    table->find_or_insert({.ids = pending, .table = number}, none, {});
+    table->find_or_insert({.ids = ids, .table = id, .counts = counts}, rows, {});
+    table->find_or_insert({.ids = pending, .table = id}, none, {});
     std::vector<float> const gradients(333 * kDim, 0.5F);
-    table->update({.ids = std::span(ids).first(333), .table = number}, std::span(rows).first(333), gradients,
+    table->update({.ids = std::span(ids).first(333), .table = id}, std::span(rows).first(333), gradients,
                   {.learning_rate = 0.1, .number = 1});
   }
   return table;
 }
 
-/// All that a table stores, by key. Keys that wait have only a count.
+/// All that a table stores, by (table, id): count, step, embedding, state. Pending keys have only a count.
 using Contents = std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>>;
 
 void add_contents(Contents& contents, Table const& table, bool with_states = true) {
@@ -91,7 +94,8 @@ class RecordFileTest : public testing::Test {
   std::vector<RecordSource> write(Table const& table) {
     RecordFileWriter writer(path(), 100);
     constexpr std::uint32_t kWidth = kNumVirtualBuckets / 8;
-    for (bool const are_pending : {true, false}) {  // Loading has to bring them into order.
+    // Pending keys come first in the file. Loading must import rows before them.
+    for (bool const are_pending : {true, false}) {
       for (std::uint32_t first = 0; first < kNumVirtualBuckets; first += kWidth) {
         writer.write(table, are_pending, first, first + kWidth);
       }
@@ -118,7 +122,8 @@ TEST_F(RecordFileTest, AnyNumberOfRanksReadsWhatWasWritten) {
   for (std::uint32_t const num_ranks : {1, 2, 3}) {
     Contents all;
     for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
-      // The tables are not merged any more, and another one has joined the first.
+      // The two tables no longer share storage, and the first is merged with another one. RecordTarget::numbers are the
+      // ids of the tables whose records a target takes.
       auto const users = make_table(), items = make_table();
       std::vector<RecordTarget> const targets{{.table = users.get(), .numbers = {kOthers, kUsers}},
                                               {.table = items.get(), .numbers = {kItems}}};
@@ -210,6 +215,7 @@ TEST_F(RecordFileTest, SizesThatDoNotFitAreRefusedBeforeMemoryIsTaken) {
   expect_refused([](auto& bad) { bad.block.offset = ~std::uint64_t{0} - 10; });
   expect_refused([](auto& bad) {
     bad.block.num_keys = std::uint64_t{1} << 34;
+    // Bytes of a record: 20 for id, table, count and step, then floats.
     bad.block.num_bytes = bad.block.num_keys * (20 + 4 * (bad.dim + bad.state_size));
   });
   EXPECT_THROW(RecordFileWriter(path(), 0), base::UsageError);

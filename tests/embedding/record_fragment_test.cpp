@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Records as bytes of a state: they come back, damage is found, and a rank takes what it owns.
+// Records of a table as bytes of a state_dict(): they come back, damage is found, and a rank imports what it owns.
+//
+// A record is a key with all that a table stores about it. A pending key has too few lookups for a row. A fragment has
+// the records of one table in a range of virtual buckets, ranges of key hashes by which ranks divide keys. It also has
+// the version of this mapping (routing_version) and the optimizer steps of the table (updates).
 
 #include "headway/embedding/record_fragment.hpp"
 
@@ -102,6 +106,7 @@ TEST(RecordFragment, ComesBackFromItsBytes) {
   EXPECT_EQ(vector_of(read.pending.counts), sample.pending_counts);
 }
 
+// Version 1 of the layout had no checksum. It can still be read.
 TEST(RecordFragment, OfLayout1HasNoSum) {
   auto bytes = bytes_of(Sample().fragment());
   constexpr std::size_t kSumOffset = 80;
@@ -156,8 +161,8 @@ TEST(RecordFragment, IsImportedByItsOwners) {
 TEST(RecordFragment, OfAnotherTableOrWidthIsNotImported) {
   Sample const sample;
   auto const table = make_table();
-  RecordTarget const stranger{.table = table.get(), .numbers = {9}};
-  import_records_of_rank(sample.fragment().rows, {&stranger, 1}, 0, 1);
+  RecordTarget const of_table_9{.table = table.get(), .numbers = {9}};  // `numbers`: ids of the tables that it takes.
+  import_records_of_rank(sample.fragment().rows, {&of_table_9, 1}, 0, 1);
   EXPECT_EQ(table->size().rows, 0U);
   RecordTarget const target{.table = table.get(), .numbers = {4}};
   auto wider = sample.fragment().rows;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing of keys to ranks by virtual buckets. Two properties are checked with many ids: ranks get nearly equal
-// shares whatever the ids are, and the bucket of a key never changes. Checkpoints rely on the second: the expected
-// buckets are written into the test as numbers.
+// Routing of keys to ranks by virtual buckets: a hash maps a key to a bucket, and a rank owns a range of buckets. Two
+// properties are checked with many ids: ranks get nearly equal shares whatever the ids are, and the bucket of a key
+// never changes. Checkpoints rely on the second: the expected buckets are written into the test as numbers.
 
 #include "headway/embedding/routing.hpp"
 
@@ -45,16 +45,16 @@ TEST(Routing, ARouteHasTheKeysOfEachRankInTheOrderOfTheBatch) {
   constexpr std::uint32_t kRanks = 5;
   std::vector<std::uint64_t> ids(1'000);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = i * i;
-  auto way = route({.ids = ids, .table = 4}, kRanks);
+  auto by_owner = route({.ids = ids, .table = 4}, kRanks);
   std::size_t at = 0;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (owner_of(virtual_bucket_of(hash_of({.id = ids[i], .table = 4})), kRanks) != rank) continue;
-      ASSERT_EQ(way.order[at++], i);
-      --way.counts[rank];
+      ASSERT_EQ(by_owner.order[at++], i);
+      --by_owner.counts[rank];
     }
   }
-  EXPECT_EQ(way.counts, std::vector<std::int64_t>(kRanks));
+  EXPECT_EQ(by_owner.counts, std::vector<std::int64_t>(kRanks));
   EXPECT_EQ(at, ids.size());
   EXPECT_THROW(static_cast<void>(route({.ids = ids}, 0)), base::UsageError);
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Row store of the CPU: rows stay in place, are reused, and take memory only when they are used.
+//
+// The store maps chunks of memory and hands out blocks of 64 rows, each to one RowAllocator. The notes of a row are its
+// metadata: lookup count, step, scalar state. reserve(rows, allocators) maps memory for that many rows in all.
 
 #include "cpu/rows/row_store.hpp"
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of a ShardedTable: any number of ranks learns what one rank learns that has all their batches.
+// Gradients of a ShardedTable: any number of ranks trains to the rows of one rank that has all their batches.
+//
+// return_gradients() sends gradients to the owners of the keys, which keep them until apply_gradients() updates the
+// rows. The variable `merged` is the index of a merged table: tables of equal options that share storage.
 
 #include "headway/base/status.hpp"
 #include "sharded_table_fixture.hpp"
@@ -89,7 +92,7 @@ TEST(ShardedGradients, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
   });
 }
 
-/// Contents of tables on one rank after a step of SGD with these rates. The gradients are dropped first if `drops`.
+/// Contents of tables on one rank after a step of SGD with these rates. If `drops`, drop_gradients() comes before it.
 Contents contents_after_step(StepRates const& rates, bool drops = false) {
   std::mt19937 random(2);
   RankBatch const own = random_batch(random);
@@ -163,7 +166,7 @@ TEST(ShardedGradients, GradientsOfWeightsTimesWeightsAreTheLoss) {
       auto const outputs = expand_all(tables, *batch);
       for (std::size_t merged = 0; merged < 2; ++merged) {
         auto const& gradients = own.gradients[merged];
-        // The loss is the dot product of outputs and gradients, which is linear in the weights.
+        // The loss is the dot product of outputs and gradients, which is linear in the weights of the ids.
         double loss = 0, sum = 0;
         for (std::size_t i = 0; i < gradients.size(); ++i) loss += gradients[i] * outputs[merged][i];
         std::vector<float> weights(merged == 0 ? own.users.size() : own.items.size(), 1);

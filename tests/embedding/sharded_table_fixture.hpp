@@ -24,15 +24,15 @@
 
 namespace headway::embedding {
 
-inline constexpr std::uint32_t kUsers = 1, kTags = 2, kItems = 7;  ///< Numbers of tables; the first two are merged.
-inline constexpr std::size_t kNumLists = 5;
+inline constexpr std::uint32_t kUsers = 1, kTags = 2, kItems = 7;  ///< Ids of tables; the first two are merged.
+inline constexpr std::size_t kNumLists = 5;  ///< Lists of ids per feature, one for each sample of a batch.
 
 /// Features of one rank's batch, with their memory.
 struct RankBatch {
   std::vector<std::int64_t> users, tags, items;
   std::vector<std::int64_t> user_lengths, tag_lengths, item_lengths;
   std::vector<float> tag_weights;
-  std::vector<std::vector<float>> gradients;  ///< (merged tables) One for each bag.
+  std::vector<std::vector<float>> gradients;  ///< By merged table: (bags, dim).
 
   [[nodiscard]] std::vector<Feature> features() const {
     auto const integers = [](std::vector<std::int64_t> const& of) { return Integers{of.data(), of.size()}; };
@@ -51,6 +51,7 @@ struct RankBatch {
   }
 };
 
+/// Two merged tables: users and tags with dim 3, items with dim 8.
 inline std::vector<MergedTable> tables_with(kernels::OptimizerKind optimizer) {
   TableOptions narrow{.dim = 3, .initializer = Initializer::uniform(-1, 1, 5)};
   narrow.optimizer.kind = optimizer;
@@ -102,6 +103,7 @@ inline RankBatch join(std::vector<RankBatch> const& batches) {
   return all;
 }
 
+/// Embeddings of the bags, by merged table: (bags, dim).
 using Outputs = std::vector<std::vector<float>>;
 
 inline Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch) {
@@ -113,6 +115,7 @@ inline Outputs expand_all(ShardedTable& tables, ShardedTable::Batch const& batch
   return outputs;
 }
 
+/// Returns gradients and applies half of them at rate 0.5.
 inline void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs const& gradients, std::uint64_t step) {
   std::vector<std::span<float const>> const views(gradients.begin(), gradients.end());
   tables.return_gradients(batch, views);
@@ -137,7 +140,7 @@ inline void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exc
   }
 }
 
-/// All that tables store, by key.
+/// All that tables store, by (table, id): count, step, embedding, optimizer state.
 using Contents = std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>>;
 
 inline void add_contents(Contents& contents, Table& table) {
@@ -160,7 +163,8 @@ inline void add_contents(Contents& contents, ShardedTable& tables) {
   for (std::size_t merged = 0; merged < tables.num_tables(); ++merged) add_contents(contents, tables.table(merged));
 }
 
-/// An exchanger that needs sizes before, like a process group of PyTorch.
+/// An exchanger that takes exact sizes instead of capacities, like a process group of PyTorch. Then ranks exchange
+/// sizes first.
 class SizedExchanger final : public Exchanger {
  public:
   explicit SizedExchanger(std::unique_ptr<Exchanger> below) : below_(std::move(below)) {}
@@ -194,7 +198,8 @@ class SizedExchanger final : public Exchanger {
   std::unique_ptr<Exchanger> below_;
 };
 
-/// Does the receiver of keys know their number before, or does it offer room?
+/// How a receiver of keys sizes its memory. kCapacity: it gives a capacity, and the exchange tells how much came.
+/// kFirst: the ranks exchange sizes first.
 enum class Sizes : std::uint8_t { kCapacity, kFirst };
 
 inline std::unique_ptr<Exchanger> with(Sizes sizes, std::unique_ptr<Exchanger> exchanger) {
@@ -202,7 +207,7 @@ inline std::unique_ptr<Exchanger> with(Sizes sizes, std::unique_ptr<Exchanger> e
   return std::make_unique<SizedExchanger>(std::move(exchanger));
 }
 
-/// Ranks, dedup, optimizer and sizes of a test.
+/// Number of ranks, stages at which a lookup removes duplicates, optimizer, and how receivers size their memory.
 using Mode = std::tuple<int, Dedup, kernels::OptimizerKind, Sizes>;
 
 /// All modes, for INSTANTIATE_TEST_SUITE_P.

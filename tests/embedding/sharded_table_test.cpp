@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Lookups of a ShardedTable: any number of ranks gives what one rank gives that has all their batches, in all modes.
+//
+// A lookup sends keys to their owners and gets embeddings back: begin() starts it, finish() ends it, expand() writes
+// the embeddings of all bags. The variable `merged` is the index of a merged table: tables of equal options that share
+// storage.
 
 #include "headway/base/status.hpp"
 #include "sharded_table_fixture.hpp"
@@ -92,7 +96,7 @@ TEST(ShardedTable, SeveralBatchesMayBeBegunBeforeTheFirstIsFinished) {
   EXPECT_EQ(outputs[0], outputs[1]);
 }
 
-/// Counts what goes through another exchanger.
+/// Counts the all-to-alls and the messages of another exchanger.
 class CountingExchanger final : public Exchanger {
  public:
   CountingExchanger(std::unique_ptr<Exchanger> below, int& num_exchanges, int& num_sends)
@@ -207,7 +211,8 @@ TEST(ShardedTable, ARankWithBadOptionsTellsTheOthers) {
   });
 }
 
-/// One of two ranks, of which the other does the same. Fails the exchange with this number.
+/// Exchanger of rank 0 of 2. Its peer would send exactly what it sends, so each block is copied back. The exchange
+/// number `fails_at`, from 1, fails.
 class FailingExchanger final : public Exchanger {
  public:
   explicit FailingExchanger(int fails_at) : fails_at_(fails_at) {}

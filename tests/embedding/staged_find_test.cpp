@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Lookups of a batch in stages, with the kernels of each instruction set that this processor has. The reference is
-// KeyIndex::find() for one key after the other.
+// Lookups of a batch in stages (hash a group of keys, prefetch their buckets, compare), with the kernels of each
+// instruction set that this processor has. The reference is KeyIndex::find() for one key after the other.
+//
+// A stripe is one of the 64 parts of a table's key index. The RowWord of a key is its row, or the lookups so far of a
+// key that waits for one (a pending key).
 
 #include "cpu/index/staged_find.hpp"
 

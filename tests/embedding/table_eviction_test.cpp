@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Conformance of tables: which rows are evicted, and which stay.
+//
+// begin_step(step, oldest): rows looked up in step `oldest` or later are in use and stay. Above high_water rows it
+// evicts down to low_water, but at most eviction_batch rows unless a limit demands more. evict(n) goes on
+// until n rows are left, or only rows in use.
 
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"
@@ -261,7 +265,7 @@ struct EvictingHistory {
   std::mt19937_64 random;
   std::uint32_t step = 0;
 
-  /// Plays `num_steps` steps. @param look_up called with the batch of each step and the oldest step in use
+  /// Plays `num_steps` further steps. @param look_up called with the batch of each step and the oldest step in use
   template <class LookUp>
   void play(std::uint32_t num_steps, LookUp look_up) {
     for (std::uint32_t const end = step + num_steps; step < end;) {
@@ -300,6 +304,7 @@ TEST_P(TableEvictionTest, WhatGoesInBatchesIsWhatASortOfAllRowsGives) {
 }
 
 #if !HEADWAY_TEST_CUDA_TABLES
+// With an eviction_batch, a CPU table keeps its rows in queues by the order of eviction.
 TEST_P(TableEvictionTest, QueuesTakeABoundedShareOfMemoryThatIsReported) {
   for (auto const policy : kPolicies) {
     auto options = evicting_options(20'000, 19'000, 17'000, policy);

@@ -46,6 +46,7 @@ struct Maker {
   }
 };
 
+/// Default options of the tests: kDim columns, initial values in [-1, 1).
 inline TableOptions options_of(std::size_t max_rows = TableOptions::kUnlimited) {
   return {.dim = kDim, .initializer = Initializer::uniform(-1, 1, 11), .max_rows = max_rows};
 }
@@ -89,7 +90,7 @@ struct Batch {
   }
 };
 
-/// Random numbers that differ in each repetition with --gtest_shuffle and are the same in all runs without it.
+/// Generator whose numbers differ in each repetition with --gtest_shuffle and are the same in all runs without it.
 inline std::mt19937_64 random_source(std::uint64_t salt) {
   return std::mt19937_64(salt + (static_cast<std::uint64_t>(testing::UnitTest::GetInstance()->random_seed()) << 32));
 }
@@ -103,6 +104,7 @@ inline Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64
   return batch;
 }
 
+/// These ids of table 0.
 inline Batch batch_of(std::vector<std::uint64_t> ids) {
   Batch batch{.ids = std::move(ids)};
   batch.tables.assign(batch.ids.size(), 0);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Conformance of tables: counts, admission, expiry and precision of rows.
+//
+// A key is pending until it was looked up min_count times; then it gets a row (admission). A row that was not looked up
+// for more than time_to_live steps is expired. A row with fewer than hot_count lookups is cold: its embedding is
+// bfloat16.
 
 #include "headway/base/status.hpp"
 #include "headway/embedding/bfloat16.hpp"
@@ -169,7 +173,7 @@ TEST_P(TableLifeTest, RowsThatAreNotLookedUpExpireWithin64Steps) {
   all.find_or_insert(*table);
   for (std::uint32_t step = 6; step <= 15; ++step) table->begin_step(step, step);
   EXPECT_EQ(table->size().rows, 500U);
-  // Each step sweeps one stripe of 64.
+  // Each step sweeps one of 64 stripes, parts of the keys by hash.
   for (std::uint32_t step = 16; step < 16 + 64; ++step) {
     table->begin_step(step, step);
     batch_of({7, 8, 9}).find_or_insert(*table);

@@ -11,7 +11,7 @@
 //   kInserted, kInserted, kNoRoom, and `refused` must be 1.
 //
 // Invariants: it shares with tables only parts that have tests of their own: hash, initial values, rounding, the order
-//   of forgotten keys, and the map from keys to stripes.
+//   of forgotten keys, and the map from keys to stripes (64 parts of a table, of which each step sweeps one).
 //   Floating-point results are equal to the bit only if products are exact, so stress tests draw powers of two.
 // Complexity: O(n log n) for a batch, eviction O(rows log rows).
 
@@ -116,6 +116,7 @@ class Oracle {
     }
   }
 
+  /// Evicts down to max_rows, even rows in use. Without a policy the least frequently used rows go.
   std::size_t evict_beyond_limit() {
     auto const policy =
         options_.eviction == EvictionPolicy::kNone ? EvictionPolicy::kLeastFrequentlyUsed : options_.eviction;
@@ -234,7 +235,7 @@ class Oracle {
   }
 
   std::map<Id, Row> rows;
-  std::map<Id, std::uint32_t> pending;
+  std::map<Id, std::uint32_t> pending;  ///< Lookups so far of keys that have no row yet.
   TableStatistics statistics;
 
  private:
@@ -399,6 +400,7 @@ class Oracle {
     for (float& value : row.embedding) value = widen(round_to_nearest(value));
   }
 
+  /// Rounds to bfloat16 stochastically, with bits that depend on key, column and step.
   static void round_at_random(Id id, Vector& embedding, std::uint64_t step) {
     for (std::uint32_t j = 0; j < embedding.size(); ++j) {
       auto const words = rounding_words(key_of(id), j / kColumnsPerRounding, step);

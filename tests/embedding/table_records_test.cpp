@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Conformance of tables: listing, export and import of records and pending keys.
+//
+// A record is a key with all that a table stores about it. A pending key has fewer than min_count lookups, so no row
+// yet. A row with fewer than hot_count lookups is cold: its embedding is bfloat16.
 
 #include "bucket.hpp"
 #include "headway/embedding/bfloat16.hpp"
@@ -106,14 +109,14 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
     std::ranges::sort(batch.ids);
     batch.ids.erase(std::unique(batch.ids.begin(), batch.ids.end()), batch.ids.end());
     batch.tables.resize(batch.ids.size());
-    auto const learn = [&](Table& learner, std::uint32_t step) {
-      learner.begin_step(step, step);
-      batch.find_or_insert(learner);
+    auto const train = [&](Table& trained, std::uint32_t step) {
+      trained.begin_step(step, step);
+      batch.find_or_insert(trained);
       Vector gradients(batch.embeddings.size());
       for (std::size_t i = 0; i < gradients.size(); ++i) gradients[i] = static_cast<float>((i + step) % 13) - 6;
-      learner.update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.01, .number = step});
+      trained.update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.01, .number = step});
     };
-    for (std::uint32_t step = 1; step <= 3; ++step) learn(*table, step);
+    for (std::uint32_t step = 1; step <= 3; ++step) train(*table, step);
 
     auto const copy = GetParam().make(options);
     for (std::uint32_t part = 0; part < 4; ++part) {  // Import part by part, as ranks would.
@@ -122,9 +125,9 @@ TEST_P(TableRecordsTest, WhatIsExportedCanBeImportedAndGoesOnAlike) {
       EXPECT_TRUE(std::ranges::all_of(statuses, [](auto each) { return each == KeyStatus::kInserted; }));
     }
     EXPECT_EQ(copy->size().rows, table->size().rows);
-    learn(*table, 4);
+    train(*table, 4);
     auto const expected = batch.embeddings;
-    learn(*copy, 4);
+    train(*copy, 4);
     EXPECT_EQ(batch.embeddings, expected);
     auto const all = table->list(0, kNumVirtualBuckets);
     auto const one = table->export_records(all.keys()), other = copy->export_records(all.keys());
@@ -217,8 +220,8 @@ TEST_P(TableRecordsTest, KeysAreListedByBucketTableAndId) {
   batch.find_or_insert(*table);
   std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>> keys;
   for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-    auto const [number, id] = batch.id(i);
-    keys.emplace(virtual_bucket_of(hash_of({.id = id, .table = number})), number, id);
+    auto const [table_id, id] = batch.id(i);
+    keys.emplace(virtual_bucket_of(hash_of({.id = id, .table = table_id})), table_id, id);
   }
   for (auto const& [first, end] : {std::pair{0U, kNumVirtualBuckets}, {77U, 9'000U}, {500U, 501U}, {9U, 9U}}) {
     auto const listed = table->list(first, end);

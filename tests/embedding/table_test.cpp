@@ -143,7 +143,7 @@ TEST_P(TableTest, BagsAreSumsOfWhatTheirKeysHave) {
   known.find_or_insert(*table);
   auto again = batch_of({11});
   table->begin_step(1, 1);
-  again.find_or_insert(*table);  // Ids looked up again are float32 now; 10 and 12 are bfloat16, 13 is absent.
+  again.find_or_insert(*table);  // With 2 lookups (hot_count), 11 is float32; 10 and 12 are bfloat16, 13 is absent.
   auto unique = batch_of({13, 12, 11, 10});
   unique.find(*table);
   std::vector<std::uint32_t> const inverse_indices{0, 1, 1, 2, 3, 0, 2};

@@ -26,7 +26,7 @@ class TableUpdateTest : public TableTest {};
 TEST_P(TableUpdateTest, SmallStepsOfColdRowsAreNotLostOnAverage) {
   auto options = options_of();
   options.initializer = Initializer::constant(1);
-  options.hot_count = std::numeric_limits<std::uint32_t>::max();
+  options.hot_count = std::numeric_limits<std::uint32_t>::max();  // All rows are cold: bfloat16.
   auto const table = GetParam().make(options);
   Batch batch;
   for (std::uint64_t id = 0; id < 4'000; ++id) batch.ids.push_back(id);
@@ -63,7 +63,7 @@ TEST_P(TableUpdateTest, AStepOfTheOptimizerUpdatesRowsAndCountsWhatHasNone) {
                std::invalid_argument);
 }
 
-/// Ids that repeat from once to very often, shuffled.
+/// Shuffled ids, each of which comes from once to 9,999 times.
 std::vector<std::uint64_t> keys_of_all_counts(std::mt19937_64& random) {
   std::vector<std::uint64_t> ids;
   std::uint64_t id = 0;
@@ -77,8 +77,8 @@ std::vector<std::uint64_t> keys_of_all_counts(std::mt19937_64& random) {
 
 /// Records of keys after two optimizer steps with the gradients of bags.
 /// @param are_sums_given true: update() with sums of a Deduplicator; false: update_bags()
-Records learn_from(Table& table, UniqueKeys const& unique, Bags const& bags, std::span<float const> gradients,
-                   bool are_sums_given) {
+Records records_after_training(Table& table, UniqueKeys const& unique, Bags const& bags,
+                               std::span<float const> gradients, bool are_sums_given) {
   auto keys = unique.keys();
   keys.are_unique = true;
   std::vector<RowId> rows(unique.size());
@@ -140,8 +140,8 @@ TEST_P(TableUpdateTest, RowsLearnFromBagsAsFromTheSumsOfTheirGradients) {
                                    .optimizer = {.kind = kind, .weight_decay = 0.1},
                                    .hot_count = hot_count};
         auto const one = GetParam().make(options), other = GetParam().make(options);
-        auto const expected = learn_from(*one, unique, bags, gradients, true);
-        auto const actual = learn_from(*other, unique, bags, gradients, false);
+        auto const expected = records_after_training(*one, unique, bags, gradients, true);
+        auto const actual = records_after_training(*other, unique, bags, gradients, false);
         float const tolerance = hot_count > 0 ? 0.01F : 1e-5F;  // bfloat16 may round to the neighbour.
         expect_near(actual.embeddings, expected.embeddings, tolerance);
         expect_near(actual.states, expected.states, 1e-5F);

@@ -2,6 +2,9 @@
 
 // Fuzzes FrameReader, the reader of the tcp transport that puts frames in place, with arbitrary bytes of a peer.
 //
+// A frame has a header and a payload. It goes to an offset in the receive buffer (window 0) or in a window, memory that
+// the receiver has opened for the peer. An OOB (out-of-band) message is a frame with a text instead.
+//
 // Idea: the input is split into a stream of frames and a control part. The control part chooses how many bytes each
 // read takes, and when a window is opened or closed. In a quarter of the cases the stream is the raw input.
 // Otherwise the input chooses frames whose headers mostly pass the first checks, so that the code behind them is

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Fuzzes the code that reads a stranger's bytes before the stranger has proved to be a rank.
+// Fuzzes the code that reads the bytes of a stranger: a peer that has not proved yet to be a rank, by the group's
+// secret.
 //
 // Idea: the first byte selects one of four modes: raw bytes to both sides of a handshake; the same bytes framed as
 // messages, so that the code for their bodies is reached; a real handshake with one changed byte; the text of an
@@ -43,7 +44,8 @@ void feed(Handshake& to, Input bytes) {
   }
 }
 
-bool knows_us(Handshake const& handshake) {
+/// Has the peer proved to this side that it knows the secret?
+bool is_convinced(Handshake const& handshake) {
   return handshake.outcome() == Handshake::Outcome::kDone || handshake.outcome() == Handshake::Outcome::kDisagreement;
 }
 
@@ -53,7 +55,7 @@ void talk_to_stranger(Input input) {
   auto connector = Handshake::connect(self_of(1), 0, self_of(0).instance);
   feed(connector, input);
   // Without the secret no side may complete.
-  if (knows_us(acceptor) || knows_us(connector)) std::abort();
+  if (is_convinced(acceptor) || is_convinced(connector)) std::abort();
 }
 
 /// Frames the input as messages, so that the code for their bodies is reached.
@@ -103,6 +105,7 @@ void talk_with_interference(Input input) {
 void read_rank_address(Input input) {
   std::string_view const text(reinterpret_cast<char const*>(input.data()), input.size());
   try {
+    // Rank 3 only appears in the text of an error.
     auto const rank_address = decode_rank_address(text, 3);
     static_cast<void>(decode_rank_address(encode_rank_address(rank_address), 3));
   } catch (SystemError const&) {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Memory for tests that run once on each backend: the CPU, an emulated device, a CUDA device.
+
 #pragma once
 
 #include <algorithm>

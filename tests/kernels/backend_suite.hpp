@@ -8,7 +8,7 @@
 
 namespace headway::kernels {
 
-/// Factory of a backend, by name.
+/// Factory of a backend, by name. A backend runs kernels on the CPU, on an emulated device or on a CUDA device.
 template <class Backend>
 struct NamedBackend {
   std::string name;

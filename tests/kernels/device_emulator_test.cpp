@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The emulator of devices (tests/support/device_emulator): barriers, deadlock reports, asynchronous copies and mma must
-// behave as CUDA does.
+// behave as CUDA does. AsyncTiming says when an asynchronous copy takes effect: at once (kEarly), or only when a thread
+// waits for it (kLate).
 
 #include "cuda/mma.cuh"
 #include "cuda_dialect.hpp"
@@ -80,7 +81,7 @@ TEST(DeviceEmulator, AWarpMultipliesMatricesFromSharedMemory) {
     auto* tile = reinterpret_cast<Bfloat16*>(shared_memory());
     std::copy(a.begin(), a.end(), tile);
     std::copy(b.begin(), b.end(), tile + 256);
-    unsigned const lane = threadIdx.x, g = lane / 4, t = lane % 4;
+    unsigned const lane = threadIdx.x, g = lane / 4, t = lane % 4;  // Group and thread in it, as in the PTX ISA.
     std::uint32_t a_part[4], b_part[4];
     ldmatrix_x4(a_part, tile + lane % 16 * 16 + lane / 16 * 8);
     ldmatrix_x4_trans(b_part, tile + 256 + lane % 16 * 8);

@@ -17,7 +17,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-/// Row of a table with its optimizer state.
+/// Row of a table with its optimizer state: per column, and the scalar of row-wise optimizers.
 struct Row {
   Values weights;
   Values state{};

@@ -10,7 +10,8 @@
 
 namespace headway::kernels {
 
-/// Executor (Executor) with a thread per task. Rethrows one of the errors.
+/// An Executor that runs each of `count` tasks in a thread of its own. It waits for all, and rethrows one of their
+/// errors.
 inline void run_with_threads(std::int64_t count, Task const& task) {
   std::exception_ptr error;
   std::mutex mutex;

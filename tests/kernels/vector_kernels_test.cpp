@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// VectorKernels of every supported instruction set: each must give the bits of the plain formulas.
+// VectorKernels (sums, copies and optimizer steps of rows of floats) of every supported instruction set: each must give
+// the bits of the plain formulas.
 
 #include "headway/kernels/vector_kernels.hpp"
 
@@ -79,6 +80,7 @@ TEST_P(VectorKernelsTest, ValuesAreFiniteUnlessOneIsInfiniteOrNan) {
 
 TEST_P(VectorKernelsTest, GatheredVectorsLieBesideEachOtherAndThoseMissingAreLeftOut) {
   std::mt19937_64 random(2);
+  // stream() is gather() with non-temporal stores; it takes whole vectors only.
   for (auto const& [copy, dims] : {std::pair{GetParam().gather, std::vector<std::size_t>(kDims.begin(), kDims.end())},
                                    std::pair{GetParam().stream, std::vector<std::size_t>{16, 32, 64, 128}}}) {
     for (std::size_t const dim : dims) {

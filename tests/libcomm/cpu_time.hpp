@@ -6,6 +6,7 @@
 
 namespace headway::comm {
 
+/// Reads a POSIX clock.
 inline std::chrono::nanoseconds cpu_time(clockid_t clock) {
   timespec now{};
   ::clock_gettime(clock, &now);

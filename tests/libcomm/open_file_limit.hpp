@@ -14,7 +14,8 @@ inline constexpr bool kSanitizerNeedsFiles = true;
 inline constexpr bool kSanitizerNeedsFiles = false;
 #endif
 
-/// While it lives, this process may open `num_files` more files, or a few more if there are gaps.
+/// While it lives, this process may open `num_files` more files, or a few more if there are gaps in the
+/// descriptor numbers.
 class OpenFileLimit {
  public:
   explicit OpenFileLimit(int num_files) {

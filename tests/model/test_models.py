@@ -56,7 +56,7 @@ def lag_search(
 
 
 def depth_searches(n: int, k: int, safe: int) -> Iterator[pytest.ParameterSet]:
-    """The depth of the ring: 2(k + 1) is enough and tight."""
+    """The depth of the ring: 2(k + 1) is enough and tight. Bit r of PROMPT_RECEIVERS: puts to rank r land at once."""
     if (n, k) == (3, 2):
         yield lag_search((NOTHING,), n, k, safe, "depth 2(k+1), delays on the way to rank 0", PROMPT_RECEIVERS=6)
         yield lag_search(
@@ -108,7 +108,7 @@ def pair_searches() -> Iterator[pytest.ParameterSet]:
 
 
 def lane_searches() -> Iterator[pytest.ParameterSet]:
-    """Arrival words when a block is cut over lanes."""
+    """Arrival words when a block is cut over lanes, such as queue pairs or copy streams."""
     for lanes in (2, 3):
         macros: Macros = {"LANES": lanes, "DEPTH": 2, "OPS": 6}
         yield search_for((NOTHING,), "lanes", "one word per lane", macros)
@@ -167,6 +167,7 @@ def classify(report: str, status: int) -> str:
     if "invalid end state" in report.split("State-vector")[0].split("Full statespace")[0]:
         return DEADLOCK
     if violated := re.search(r"assertion violated (.*)$", report, re.MULTILINE):
+        # In the models 255 marks an empty slot, and each put asserts that its slot is empty.
         return OVERWRITE if "==255" in violated.group(1) else WRONG_DATA
     is_complete = "Search not completed" not in report and int(errors.group(1)) == 0 and status == 0
     return NOTHING if is_complete else UNFINISHED

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Imports headway and prints the attributes of torch, torchrec and fbgemm_gpu that the import changed.
 CHANGES = """
 import os, sys, types
 import torch, torch.distributed, torch.multiprocessing
@@ -122,6 +123,7 @@ def test_a_headway_for_another_torch_breaks_neither_torch_nor_the_error(entry_po
     assert "headway was built for torch 1.0: reinstall headway" in finished.stderr.splitlines()[-1]
 
 
+#: The shim makes TorchRec treat a headway group as a real one, not as a fake group of its tests.
 SHIM = """
 import torch.distributed as dist, headway
 from headway.comm import torchrec_shim

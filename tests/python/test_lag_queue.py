@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LagQueue keeps exchanges in order, and completes only as many of the oldest ones as the bound requires."""
+"""LagQueue keeps exchanges in order, and completes only as many of the oldest ones as ``max_lag`` requires."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def join_group(
 
 
 def make_group(backend: str, *, max_lag: int, slot_bytes: int = 1 << 16) -> dist.ProcessGroup:
-    """Makes a further group of all ranks. The bound applies to Headway only."""
+    """Makes a further group of all ranks. ``max_lag`` and ``slot_bytes`` apply to Headway only."""
     options = headway.Options(max_lag=max_lag, slot_bytes=slot_bytes) if backend == "headway" else None
     return dist.new_group(backend=backend, pg_options=options)
 

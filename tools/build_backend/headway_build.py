@@ -8,7 +8,8 @@ none is there. CMake gets the folder of that torch as HEADWAY_TORCH_ROOT (``cmak
 
 Example: pip of an environment with torch 2.13 calls ``get_requires_for_build_wheel()``, which does not name torch, then
 ``build_wheel()``, which builds against 2.13. Without torch, the first call names ``torch>=2.11,<2.16``, and the second
-finds the torch that pip has then put into the build environment. It is the newest, as later in the target environment.
+finds the torch that pip has then put into the build environment. That is the newest one, which pip will also install
+into the target environment.
 
 The supported versions are those of ``project.dependencies``. Another torch ends the build with one line.
 Source of the interface: PEP 517 and PEP 660; in-tree backends are in PEP 517, section "In-tree build backends".
@@ -168,7 +169,7 @@ def _torch_requirement() -> list[str]:
 
 
 def _with_torch(settings: Settings | None) -> dict[str, list[str] | str]:
-    """Adds the folder of torch, unless the user names one. Without it CMake would keep that of the last build."""
+    """Adds the folder of torch, unless the user names one. Without it CMake would keep the folder of the last build."""
     torch = torch_to_build_with()
     if torch is None:
         wanted = supported_range().requirement

@@ -21,7 +21,11 @@ _RESULT = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (.+) \(\d+ ms\)$|^(tests/.+)
 
 
 def read_results(output: str, status: int) -> list[Element]:
-    """Test cases that GoogleTest or pytest printed. A failing status without a failed test is a failed case more."""
+    """Test cases that GoogleTest or pytest printed, and one more if the run is not explained by them.
+
+    That case is failed: the status is a failure without a failed test, or no test passed. If there is no test and the
+    status is SKIPPED_STATUS, it is skipped.
+    """
     cases = []
     for found in _RESULT.finditer(output):
         word, name = (found[1], found[2]) if found[1] else (found[4], found[3])

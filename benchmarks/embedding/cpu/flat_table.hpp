@@ -76,7 +76,9 @@ class FlatTable {
     std::uint64_t id = 0;  ///< 0: the slot is empty.
     std::uint64_t row = 0;
   };
-  static constexpr std::size_t kFirstSlots = 1024, kGroup = 32, kValuesPerLine = 16;
+  static constexpr std::size_t kFirstSlots = 1024;
+  static constexpr std::size_t kGroup = 32;          ///< Ids whose slots are prefetched together.
+  static constexpr std::size_t kValuesPerLine = 16;  ///< Floats per cache line.
 
   /// The finaliser of MurmurHash3.
   static std::uint64_t hash_of(std::uint64_t id) {

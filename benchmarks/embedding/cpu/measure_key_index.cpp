@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// bench_key_index: measures the CPU key index alone (one stripe, one thread). Buckets hold keys of any table (wide) or
-// of one table (packed), each with odd-step and linear probing. Prints one JSON line per kind and operation.
+// bench_key_index: measures the CPU key index alone, on one thread. It maps the keys of one stripe, a part of a table,
+// to their rows. Buckets hold keys of any table (wide) or of one table (packed), each with odd-step and linear probing.
+// Prints one JSON line per kind and operation.
 
 #include "cpu/index/key_index.hpp"
 #include "json_object.hpp"

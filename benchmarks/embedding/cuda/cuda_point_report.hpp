@@ -26,6 +26,8 @@ struct CudaCase {
 class CudaPointReport {
  public:
   /// Prints the settings that all cases share, and the header. Keeps references: all arguments must outlive it.
+  /// @param copy_bytes_per_s bytes read plus written per second by a device-to-device copy; the "of copy"
+  /// column compares with it the operations that move embeddings
   CudaPointReport(CudaTableSettings const& settings, CudaPoints const& points, double copy_bytes_per_s);
 
   /// Prints one case. The last system is the reference of ratios.

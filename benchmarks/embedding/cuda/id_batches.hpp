@@ -40,7 +40,7 @@ class IdBatches {
 
  private:
   std::mt19937_64 random_;
-  std::uint64_t num_made_;
+  std::uint64_t num_made_;            ///< Counter behind the ids. Starts at a random number, which the seed decides.
   std::vector<std::uint64_t> known_;  ///< Shuffled.
   std::size_t next_known_ = 0;        ///< Known ids before this index were used since the last shuffle.
   IdBatch batch_{};

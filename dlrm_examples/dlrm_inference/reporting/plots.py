@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of one workload over the bound: latency, throughput, request latency, ratio to the replayed time; waits."""
+"""Plots of one workload over the lag bound k: latency, throughput, request latency, ratio to the least time; waits."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def plot_comparison(rows: Sequence[ResultRow], title: str) -> bytes:
 
 def plot_waits(waits: Sequence[Waits]) -> bytes:
     """Plots for each bound a heat map of which rank waited for which, and below it the histogram of lag.
+
+    The lag of an exchange is the number of later exchanges that were posted when it completed.
 
     Returns:
         a PNG file.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats results as text tables, for the terminal and the report.
 
-The columns are those of Dichev et al., arXiv 2512.19342 (latency, throughput by k), and some that they hide. "sync" is
-the system of that name in ``systems.py``: synchronous DLRM. "replay" is the computed run of ``recurrence.py``.
+The columns are those of Dichev et al., arXiv 2512.19342 (latency, throughput by k), and some that the paper lacks.
+"sync" is the system of that name in ``systems.py``: synchronous DLRM. "replay" is the run that ``recurrence.py``
+computes.
 """
 
 from __future__ import annotations

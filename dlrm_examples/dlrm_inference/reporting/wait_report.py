@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting times by rank, peer and lag, from ``headway.stats`` of each rank."""
+"""Waiting times by rank, peer and lag, from ``headway.stats`` of each rank.
+
+The lag of an exchange is the number of later exchanges that were posted when it completed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Waits:
         seconds: (ranks, ranks) time that each rank (row) waited for each peer (column).
         lag_histogram: (ranks, lags) entry (r, i): exchanges that rank r completed while i later ones were posted.
         seconds_by_lag: (ranks, lags) time that each rank waited at that lag.
-        lag_lost: blocks larger than a slot, which cannot lag.
+        lag_lost: number of blocks larger than a slot. Their transfer needs the receiver, so the exchange cannot lag.
     """
 
     max_lag: int

@@ -25,7 +25,7 @@ from dlrm_examples.support.data.usable_lines import UsableLines
 FEATURES = tuple(Feature(name=name, table=name) for name in (*CRITEO.dense_names, *CRITEO.sparse_names))
 TRAIN_SHARE = 0.8
 MISSING = -1
-"""Id of a missing value. Buckets do not reach it, and the category with these 64 bits is refused."""
+"""Id of a missing value. Bucket indices are at least 0, and the category with these 64 bits is refused."""
 
 _parse_lines = partial(parse_lines, category_digits=16)
 

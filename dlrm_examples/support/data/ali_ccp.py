@@ -5,9 +5,9 @@
 ``common_features_*.csv`` holds ``common feature id,number of features,features``. Features are separated by the byte 1;
 each is ``field``, byte 2, ``id``, byte 3, ``value``.
 
-As in the paper, each of the 23 fields becomes one table with one id per row. If a field repeats (a user's history), the
-reader keeps the feature with the largest value, and the first one of equal values. The label is the click. The dense
-inputs are the kept values of the eight fields that carry counts.
+As in arXiv 2512.19342, each of the 23 fields becomes one table with one id per row. If a field repeats (a user's
+history), the reader keeps the feature with the largest value, and the first one of equal values. The label is the
+click. The dense inputs are the kept values of the eight fields that carry counts.
 """
 
 from __future__ import annotations

@@ -53,9 +53,9 @@ def side_by_side(columns: Sequence[Ids]) -> Jagged:
 
 def hashed(name: str, texts: npt.ArrayLike) -> Ids:
     """Hashes the values of a category to (E,) 64-bit ids, equal in all runs and on all machines."""
-    different, place = np.unique(np.asarray(texts, dtype=np.str_), return_inverse=True)
-    digests = [hashlib.blake2b(f"{name}={text}".encode(), digest_size=8).digest() for text in different]
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)[place]
+    unique, inverse = np.unique(np.asarray(texts, dtype=np.str_), return_inverse=True)
+    digests = [hashlib.blake2b(f"{name}={text}".encode(), digest_size=8).digest() for text in unique]
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)[inverse]
 
 
 def log_bucket(values: npt.NDArray[np.generic], *, per_doubling: int) -> Ids:
@@ -80,10 +80,10 @@ def joined(side: Jagged, side_keys: Ids, keys: Ids) -> Jagged:
     ordered = side_keys[order]
     if not _run_starts(ordered).all():
         raise ValueError(f"{ordered[~_run_starts(ordered)][0]} has more than one row")
-    place = np.searchsorted(ordered, keys)
-    found = np.flatnonzero(place < len(ordered))
-    found = found[ordered[place[found]] == keys[found]]
-    row = order[place[found]]
+    index = np.searchsorted(ordered, keys)
+    found = np.flatnonzero(index < len(ordered))
+    found = found[ordered[index[found]] == keys[found]]
+    row = order[index[found]]
     lengths, first = np.zeros((2, len(keys)), dtype=np.int64)
     side_lengths = side.lengths.numpy()
     lengths[found] = side_lengths[row]
@@ -103,9 +103,9 @@ def recent_items(events: Events, *, max_items: int, num_asked: int) -> Jagged:
     """
     order = np.lexsort((events.times, events.user_ids))
     users, times = events.user_ids[order], events.times[order]
-    place = np.arange(len(order))
-    user_begin = np.maximum.accumulate(np.where(_run_starts(users), place, 0))
-    time_begin = np.maximum.accumulate(np.where(_run_starts(users, times), place, 0))
+    index = np.arange(len(order))
+    user_begin = np.maximum.accumulate(np.where(_run_starts(users), index, 0))
+    time_begin = np.maximum.accumulate(np.where(_run_starts(users, times), index, 0))
     first, end = np.empty((2, len(order)), dtype=np.int64)
     end[order] = time_begin
     first[order] = np.maximum(user_begin, time_begin - max_items)

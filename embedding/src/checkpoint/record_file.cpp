@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Files of records: what a rank's tables hold, in blocks that any number of ranks can read back.
+// Files of records: the contents of a rank's tables, in blocks that any number of ranks can read back. A virtual bucket
+// is one of 2^14 ranges of key hashes, by which ranks divide keys (routing.hpp).
 //
 // Idea: keys are written in the order of their virtual buckets. So a rank that reads with another number of ranks needs
 // only the blocks whose buckets overlap its own, and drops the keys of other ranks in the blocks at both ends. Writing

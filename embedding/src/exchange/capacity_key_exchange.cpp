@@ -3,7 +3,7 @@
 // How keys travel to their owners without a round of their own for sizes.
 //
 // Idea: a message begins with the number of keys of each merged table, so the receiver need not know its size. It
-// offers room for as many keys as the largest message between the two ranks had so far, rounded up to a power of two.
+// provides room for as many keys as the largest message between the two ranks had so far, rounded up to a power of two.
 // Both ranks know that number. What does not fit follows in a second message between these two ranks alone; this
 // happens only while batches grow.
 //

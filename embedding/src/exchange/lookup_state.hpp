@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // State of batches between the calls of a ShardedTable: of lookups (set by begin() to finish()), and of gradients (set
-// by start_gradients() and finish_gradients()). sharded_table.cpp explains the steps, and what K, U, V and W are.
+// by start_gradients() and finish_gradients()). sharded_table.cpp explains the steps.
+//
+// Shapes: K ids of this rank's batch, U unique keys of these, V keys that this rank gets as an owner, W unique ones of
+// these.
 
 #pragma once
 
@@ -103,8 +106,10 @@ struct ShardedTable::Batch::State {
   std::unique_ptr<KeyExchange> keys{};        ///< On their way until look_up(); none with one rank.
   std::vector<Block<float>> found_values{};   ///< (V, dim) of each merged table, from look_up() to start_embeddings().
   std::unique_ptr<RowExchange> embeddings{};  ///< On their way until finish(); none with one rank.
-  Block<float> refused{};                     ///< (ranks, merged tables) Keys without a row since a table is full.
-  std::unique_ptr<Gradients> gradients{};     ///< On their way until finish_gradients().
+  /// Keys without a row since a table is full: (merged tables) of this rank from look_up() on, (ranks, merged tables)
+  /// after finish().
+  Block<float> refused{};
+  std::unique_ptr<Gradients> gradients{};  ///< On their way until finish_gradients().
   ShardedTable const* owner = nullptr;
   std::shared_ptr<StepsInUse> steps_in_use{};
   std::uint32_t step = 0;

@@ -50,7 +50,7 @@ class RankBlocks {
 
  private:
   std::vector<std::size_t> begins_;  ///< (ranks + 1)
-  std::vector<std::size_t> next_;    ///< (ranks) Where take() goes on.
+  std::vector<std::size_t> next_;    ///< (ranks) Index of the next element that take() gives.
   Block<Element> elements_;
 };
 

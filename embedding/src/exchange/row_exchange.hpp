@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Exchange of the rows of all merged tables (tables of equal settings that share one store) in one all-to-all:
-// embeddings to the ranks that asked for them, or gradients to the owners of the keys.
+// embeddings to the ranks that asked for them, or gradients to the owners of the keys. Notes are a few floats that each
+// rank sends to every rank beside the rows.
 //
 // Example: two merged tables with 1 and 2 columns, 2 ranks, and one note. A rank has 1 and 2 rows of the first table
 // for the ranks, and 1 and 0 of the second. Its block for rank 0 has 1 + 2 + 1 floats, and that for rank 1 has 2 + 0

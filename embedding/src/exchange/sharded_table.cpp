@@ -336,7 +336,8 @@ Block<float> ShardedTable::weights_of(TableLookup const& lookup, Block<float> co
   return masked;
 }
 
-// Each embedding goes with the number of keys that this rank refused. It is exact in float32 below 2^24.
+// The block to each rank ends with the numbers of keys that this rank refused, one for each merged table. They are
+// exact in float32 below 2^24.
 void ShardedTable::send_embeddings(Batch& batch) {
   auto& state = *batch.state_;
   std::vector<SentRows> rows;

@@ -19,6 +19,9 @@ namespace headway::embedding {
 
 namespace {
 
+/// @param tables merged tables: each holds the tables with the numbers table_ids[i]
+/// @param hides_unknown (tables) in eval() mode, ids without a row read as zeros
+/// @param by_feature one output per feature; false: one per merged table
 c10::intrusive_ptr<TensorLookup> make_lookup(std::vector<c10::intrusive_ptr<TensorTable>> const& tables,
                                              std::vector<std::vector<std::uint32_t>> const& table_ids,
                                              std::vector<bool> const& hides_unknown, std::vector<std::string> names,

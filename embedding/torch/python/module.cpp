@@ -188,7 +188,7 @@ void define_table(py::module_& module) {
 
 // Records in files and states
 
-/// Blocks and sources as tuples, in the order of the fields of RecordBlock, and a path with widths around it.
+/// A block of a record file, in the order of the fields of RecordBlock; and a source, a block with its file and widths.
 using BlockTuple =
     std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, bool, std::uint64_t, std::uint32_t, std::uint32_t>;
 using SourceTuple = std::tuple<std::string, BlockTuple, std::size_t, std::size_t>;  ///< Path, block, dim, state_size.
@@ -219,7 +219,7 @@ RecordSource source_of(SourceTuple const& tuple) {
           .state_size = state_size};
 }
 
-/// Calls `load` inside a change of each table.
+/// Fills `targets`, and calls `load` inside TensorTable::change() of each table: num_changes() is odd meanwhile.
 void load_into(std::span<TargetTuple const> tuples, std::vector<RecordTarget>& targets,
                std::function<void()> const& load) {
   if (tuples.empty()) return load();
@@ -259,8 +259,8 @@ void define_records(py::module_& module) {
          std::uint32_t num_ranks) {
         std::vector<RecordSource> all;
         for (auto const& source : sources) all.push_back(source_of(source));
-        std::vector<RecordTarget> of_ranks;
-        load_into(targets, of_ranks, [&] { load_records(all, of_ranks, rank, num_ranks); });
+        std::vector<RecordTarget> all_targets;
+        load_into(targets, all_targets, [&] { load_records(all, all_targets, rank, num_ranks); });
       },
       WithoutGil(), py::arg("sources"), py::arg("targets"), py::kw_only(), py::arg("rank"), py::arg("num_ranks"));
 }
@@ -271,7 +271,7 @@ std::unique_ptr<TensorDeduplicator> make_deduplicator(at::Device device, PythonT
   return device.is_cpu() ? make_host_deduplicator(thread_pool.pool) : make_device_deduplicator(device);
 }
 
-/// (K,) int32: the virtual bucket of each key.
+/// (K,) int32: the virtual bucket of each key. Each rank owns a range of virtual buckets.
 at::Tensor buckets_of(KeyTensors const& keys) {
   auto const view = keys.view(at::kCPU);
   auto buckets = empty(keys.ids.numel(), at::kInt, at::kCPU);
@@ -362,7 +362,7 @@ std::shared_ptr<void> release_lock() {
   return std::make_shared<py::gil_scoped_release>();
 }
 
-/// On the main thread, the only one on which Python runs them.
+/// Does nothing on other threads than the main one: Python runs signal handlers only there.
 void run_signal_handlers() {
   if (static_cast<pid_t>(syscall(SYS_gettid)) != getpid() || !Py_IsInitialized()) return;
   py::gil_scoped_acquire const acquired;

@@ -13,14 +13,14 @@
 
 namespace headway::kernels {
 
-/// Range of places in the list of copies of an entry; copy_at() tells the copy at each place.
+/// Range of indices into ListCopies::csr_indices that belong to an entry; copy_at() gives the copy at each of them.
 HEADWAY_HOST_DEVICE inline Range copies_of(ListCopies const& list, std::int64_t entry) {
   if (list.csr_offsets == nullptr) return {entry, entry + 1};
   return {list.csr_offsets[entry], list.csr_offsets[entry + 1]};
 }
-/// The copy at a place: a row or sample number.
-HEADWAY_HOST_DEVICE inline std::int64_t copy_at(ListCopies const& list, std::int64_t place) {
-  return list.csr_indices == nullptr ? place : list.csr_indices[place];
+/// Copy at an index of copies_of(): the feature or sample to which the entry was copied.
+HEADWAY_HOST_DEVICE inline std::int64_t copy_at(ListCopies const& list, std::int64_t index) {
+  return list.csr_indices == nullptr ? index : list.csr_indices[index];
 }
 
 /// Calls `visit(copy)` with the number of each item that is a copy of `item`.

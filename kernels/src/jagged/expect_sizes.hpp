@@ -18,8 +18,6 @@ inline void expect(bool is_good, char const* what) {
   if (!is_good) throw std::invalid_argument(what);
 }
 
-// Checks of arguments that need no look at their offsets.
-
 inline void expect_segments(std::int64_t num_segments, std::int64_t num_rows) {
   expect(0 <= num_segments && num_segments < std::numeric_limits<std::int32_t>::max(),
          "jagged rows: there must be fewer than 2^31 segments");

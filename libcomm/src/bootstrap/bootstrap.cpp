@@ -17,7 +17,8 @@
 // - Only the announcement is read before it is known to belong to this attempt. All other keys carry its generation.
 // - A rank connects to lower ranks and accepts from higher ones, so each pair has one connection. A higher rank may
 //   connect again after giving up; two processes with one rank are an error.
-// - A message before authentication is at most kMaxMessageBody bytes, and at most 2n + 64 strangers wait at a time.
+// - A message before authentication is at most kMaxMessageBody bytes. At most 2n + 64 connections that are not
+//   authenticated wait at a time.
 // - After kReady in both directions a socket belongs to the transports; nothing more is read from it here.
 // - The first failure wins. It is sent over every existing connection, and its origin or rank 0 posts it in the store.
 // Complexity: O(n) connections and messages per rank; rank 0 sends n addresses of about 400 bytes to each of n ranks.
@@ -48,8 +49,9 @@ using std::chrono::seconds;
 
 /// Descriptors that a transport opens per peer on this host (doorbell and pidfd), and for itself.
 constexpr std::size_t kFilesPerLocalPeer = 2, kFilesOfTransport = 8;
-/// A start is slow after a quarter of its time limit, at most kSlowStart. Later records follow at kSlowNotes.
-constexpr seconds kSlowStart(10), kSlowNotes(30);
+/// A start is slow after a quarter of its time limit, at most kSlowStart, and then logs a warning. More follow at
+/// kWarningInterval.
+constexpr seconds kSlowStart(10), kWarningInterval(30);
 /// Interval of the look for a failure that an unconnected rank has posted.
 constexpr seconds kFailureLook(1);
 
@@ -236,7 +238,7 @@ void Bootstrap::record_failure(BootstrapFailure failure) {
 
 void Bootstrap::log_slow_start() {
   auto const now = Clock::now();
-  next_slow_note_ = now + kSlowNotes;
+  next_slow_note_ = now + kWarningInterval;
   auto const taken = std::chrono::duration_cast<std::chrono::duration<double>>(now - started_at_).count();
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "connecting takes %.1f s so far: ", taken);

@@ -69,7 +69,7 @@ class Bootstrap {
   };
   /// A connection whose handshake is done.
   struct Member {
-    InstanceId instance{};
+    InstanceId instance{};  ///< Random number of the peer's process: a restarted rank has another one.
     base::FileDescriptor socket;
     bool local = false;
     MessageReader reader{kMaxMemberMessageBody};
@@ -185,7 +185,7 @@ class Bootstrap {
   StoreKeys& keys_;
   GroupOptions const& options_;
   Deadline const started_at_, deadline_;
-  Deadline next_slow_note_;  ///< Time of the next record about a slow start.
+  Deadline next_slow_note_;  ///< Time of the next warning about a slow start.
   base::FileDescriptor epoll_;
   Deadline next_tick_, next_timer_ = Deadline::max();
 
@@ -194,10 +194,10 @@ class Bootstrap {
   Deadline next_look_{};     ///< Time of the next look for a newer announcement or a failure.
   std::string refusal_;      ///< Reason why rank 0 refused this rank.
 
-  std::map<int, Incoming> incoming_;  ///< By socket, which is also the key in `label`.
-  std::map<int, Wanted> wanted_;      ///< By rank.
-  std::vector<std::optional<Member>> members_;
-  std::vector<std::string> rank_addresses_;  ///< Rank 0 only: encoded addresses by rank.
+  std::map<int, Incoming> incoming_;            ///< By socket, which is also the key in `label`.
+  std::map<int, Wanted> wanted_;                ///< By rank.
+  std::vector<std::optional<Member>> members_;  ///< By rank; empty: not connected yet.
+  std::vector<std::string> rank_addresses_;     ///< Rank 0 only: encoded addresses by rank.
   /// By rank: time at which a rank that closed its connection counts as gone.
   std::vector<std::optional<Deadline>> missed_from_;
   std::vector<std::string> notes_;  ///< By rank: reason why it is not connected yet.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Wire format of the bootstrap: little-endian integers of 4 bytes, raw bytes, and texts with their length before
-// them. Everything that arrives may come from a stranger, so the reader checks bounds and limits before it allocates.
+// them. Everything that arrives may come from a process that is not authenticated, so the reader checks bounds and
+// limits before it allocates.
 
 #pragma once
 

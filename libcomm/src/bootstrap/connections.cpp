@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Connections that are being made: to lower ranks, with retries, and from higher ranks, until the handshake is done.
+// Connections that are being made: to lower ranks (Wanted), with retries, and from higher ranks (Incoming), until the
+// handshake is done. A stranger is a connection that has not authenticated itself.
 // bootstrap.cpp explains the whole algorithm.
 
 #include "bootstrap/bootstrap.hpp"
@@ -24,7 +25,7 @@ using std::chrono::seconds;
 
 constexpr seconds kHandshakeTime(10);  ///< Limit for the handshake of an accepted connection.
 constexpr seconds kLingerTime(1);      ///< Time in which a refused process may read the reason.
-/// Connections that this rank keeps besides two for each rank; also the most that it accepts in one call.
+/// Incoming connections that this rank keeps besides two for each rank; also the most that it accepts in one call.
 constexpr std::size_t kMaxStrangers = 64;
 /// Errors of a connection that accept(2) passes on. They concern that peer only; the next connection may be fine.
 constexpr std::array kErrorsBeforeAccept{EINTR,  ECONNABORTED, EPROTO,     ENETDOWN,    ENOPROTOOPT, EHOSTDOWN,
@@ -70,7 +71,7 @@ void Bootstrap::advance(int peer) {
     case Connector::Outcome::kElsewhere:
       break;
   }
-  notes_[index(peer)] = connector.error();
+  notes_[index(peer)] = connector.error();  // For the error that names the missing ranks.
   wanted.connector.reset();
   wanted.retry_at = Clock::now() + wanted.patience;
   wanted.patience = std::min(2 * wanted.patience, kLongestPatience);
@@ -78,8 +79,8 @@ void Bootstrap::advance(int peer) {
 }
 
 // Rank 0 is special: its address comes from the store, where an earlier run may have left one. So before each new try
-// the store is asked for a newer announcement. A refusal is final unless rank 0 draws its secrets: then it may only
-// mean that the announcement was old.
+// the store is asked for a newer announcement. A refusal is final if the secret was configured. Otherwise rank 0 draws
+// a random one for each announcement.
 void Bootstrap::retry(int peer, Wanted& wanted) {
   if (peer == 0) {
     if (follow_newer_announcement()) return;
@@ -89,6 +90,7 @@ void Bootstrap::retry(int peer, Wanted& wanted) {
       if (was_given_secret_) throw RefusedError(refusal_);
       throw SystemError("rank 0 was given a secret and rank " + std::to_string(self_->rank) + " was not");
     }
+    // An old announcement may come from another host.
     if (Clock::now() >= announced_at_ + kStaleTime) expect_same_host(0, wanted.rank_address);
     find_failure_of_rank_0();
   } else if (!refusal_.empty()) {

@@ -3,8 +3,8 @@
 // Connects to one peer over the first of its addresses that answers; connector.hpp has the rules.
 //
 // Example: the peer has addresses A (a network that drops packets) and B. At 0 ms a connect to A starts; at 250 ms,
-// without an answer, one to B starts beside it. B answers and sends its hello first, so B proves the secret; A is
-// dropped.
+// without an answer, one to B starts beside it. The peer's hello arrives over B first, so this rank sends its proof
+// of the secret over B and drops A.
 //
 // Invariant: only one attempt at a time sends its proof (proving_), since a peer that gets two would take the rank
 // for two processes. If that attempt fails, another one may prove.
@@ -37,8 +37,8 @@ constexpr std::chrono::seconds kStaggerOnceConnected(2);
 /// Time limit of one attempt. A busy host with many ranks needs seconds to answer all of them.
 constexpr std::chrono::seconds kAttemptTime(10);
 
-// A name or port where nobody listens will not come back: its owner listened before it published the address. A full
-// connection queue is temporary.
+// A name or port where nobody listens will not come back (kElsewhere): its owner listened before it published the
+// address. A full connection queue is temporary (kAgain).
 Outcome outcome_of(int connect_error) {
   bool const nobody = connect_error == ECONNREFUSED || connect_error == ENOENT || connect_error == EACCES ||
                       connect_error == EPERM || connect_error == ENETUNREACH || connect_error == EHOSTUNREACH ||
@@ -157,7 +157,7 @@ void Connector::start_next() {
     error_ += (error_.empty() ? "" : ", ") + address.to_string() + ": " + std::strerror(error);
     return;
   }
-  if (error == 0) note_connected(attempt);
+  if (error == 0) on_connected(attempt);
   attempt.wants_to_write = !attempt.is_connected;
   epoll_event event{.events = EPOLLIN | (attempt.wants_to_write ? EPOLLOUT : 0U), .data = {.u64 = label_}};
   if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, attempt.socket.get(), &event) != 0) {
@@ -191,7 +191,7 @@ Connector::Outcome Connector::move_on(Attempt& attempt, std::string& error) {
 // A second connect() tells how the first one went: EISCONN if it succeeded, EALREADY if it goes on, else its error.
 Connector::Outcome Connector::finish_connect(Attempt& attempt, std::string& error) {
   if (::connect(attempt.socket.get(), attempt.address.raw(), attempt.address.length()) == 0 || errno == EISCONN) {
-    note_connected(attempt);
+    on_connected(attempt);
     watch(attempt, false);
     return Outcome::kGoing;
   }
@@ -201,7 +201,7 @@ Connector::Outcome Connector::finish_connect(Attempt& attempt, std::string& erro
   return is_going ? Outcome::kElsewhere : outcome_of(errno);
 }
 
-void Connector::note_connected(Attempt& attempt) {
+void Connector::on_connected(Attempt& attempt) {
   attempt.is_connected = true;
   if (next_start_) next_start_ = Clock::now() + kStaggerOnceConnected;
 }

@@ -71,7 +71,7 @@ class Connector {
   Outcome finish_connect(Attempt& attempt, std::string& error);
   Outcome shake_hands(Attempt& attempt, std::string& error);
   /// Postpones the next attempt: the peer is there, and most likely busy.
-  void note_connected(Attempt& attempt);
+  void on_connected(Attempt& attempt);
   /// Sends pending output. @returns whether the connection still accepts output.
   bool flush(Attempt& attempt);
   void watch(Attempt& attempt, bool wants_to_write);

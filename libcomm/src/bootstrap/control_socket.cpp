@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Bootstrap of one rank, from its options to its control sockets: opens listeners, runs Bootstrap, and turns each
-// kind of failure into an error here and a posted failure for the others.
+// kind of failure into an error here and an entry of the store for the other ranks.
 
 #include "bootstrap/control_socket.hpp"
 
@@ -95,7 +95,7 @@ BootstrapResult run_bootstrap(int rank, Agreement const& agreement, Store& store
                      .fields = fields_of(agreement)};
   std::string const prefix = could_not_connect(rank, options);
   StoreKeys keys(store, options.name);
-  std::string generation;
+  std::string generation;  // Empty until the bootstrap has failed.
   // Records that this process gave the attempt up, so that a retry does not take its own old failure for a new one.
   auto const conclude = [&](BootstrapFailure const& failure) {
     if (generation.empty()) return;

@@ -26,17 +26,17 @@ struct ControlSocket {
 /// Settings that all ranks must share. The handshake compares them; its error names the field and both values.
 struct Agreement {
   int size = 0;
-  std::size_t receive_buffer_bytes = 0;
+  std::size_t receive_buffer_bytes = 0;  ///< Size of the memory into which peers write, per rank.
   GroupOptions const* options = nullptr;
 };
 
-/// The connections of a rank, and a text that is equal on all ranks and unique to this attempt to connect.
+/// The connections of a rank, and the generation of this attempt to connect.
 struct BootstrapResult {
-  std::vector<ControlSocket> control_sockets;
-  std::string generation;
+  std::vector<ControlSocket> control_sockets;  ///< By rank.
+  std::string generation;                      ///< Text that is equal on all ranks and unique to the attempt.
 };
 
-/// Draws such a text for a group without connections.
+/// Draws a generation for a group that makes no connections.
 std::string draw_generation();
 
 /// Connects this rank with all others: rank r connects to each lower rank and accepts from each higher one. Sockets are
@@ -48,7 +48,7 @@ BootstrapResult run_bootstrap(int rank, Agreement const& agreement, Store& store
 /// may already belong to a transport or be closed. Best effort.
 void post_setup_failure(int rank, GroupOptions const& options, Store& store, std::string const& generation,
                         std::string const& text) noexcept;
-/// Finds the failure that a rank of `generation` posted, within a second. It explains why a peer left before the
+/// Waits at most a second for a failure that a rank of `generation` posted. It explains why a peer left before the
 /// transports were ready.
 std::optional<std::string> find_setup_failure(int rank, GroupOptions const& options, Store& store,
                                               std::string const& generation);

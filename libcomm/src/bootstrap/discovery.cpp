@@ -30,7 +30,8 @@ void Bootstrap::adopt(Announcement announcement) {
   connect_with(0, announcement_->rank_address);
 }
 
-// Handshakes in progress keep the secret with which they started.
+// Without a configured secret, the ranks use the random one of the announcement. Handshakes in progress keep the secret
+// with which they started.
 void Bootstrap::use_secret_of(Announcement const& announcement) {
   if (was_given_secret_) return;
   auto self = std::make_shared<HandshakeSelf>(*self_);

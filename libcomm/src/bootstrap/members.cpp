@@ -137,6 +137,7 @@ void Bootstrap::on_message(int peer, Message const& message) {
 
 // A higher rank may abandon an attempt and connect again at once. A lower one never closes an accepted connection.
 void Bootstrap::on_closed(int peer) {
+  // The closed connection may have led to rank 0 of an earlier attempt.
   if (peer == 0 && !has_rank_addresses_ && num_members_ == 1 && follow_newer_announcement()) return;
   if (peer < self_->rank) {
     fail_here(rank_name(peer) + " ended during the bootstrap");

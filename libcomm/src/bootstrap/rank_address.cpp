@@ -2,8 +2,9 @@
 
 // Text form of a rank's address: published in the store, or sent to rank 0, which passes all of them on.
 //
-// Format: one "key value" line each. "instance" (32 hexadecimal digits, random for each endpoint) is required. Optional
-// are "host" (boot id and network namespace), "local" (an abstract Unix socket), and any number of "tcp" lines.
+// Format: one "key value" line each. "instance" (32 hexadecimal digits, random for each rank and attempt) is required.
+// Optional are "host" (boot id and network namespace), "local" (an abstract Unix socket), and any number of "tcp"
+// lines.
 // Example: "instance 0f...e2\nhost 3a91-.../4026531840\nlocal headway-0f...e2\ntcp 10.0.0.1:4711\n".
 
 #include "bootstrap/rank_address.hpp"

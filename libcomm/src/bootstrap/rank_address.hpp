@@ -21,6 +21,7 @@ struct RankAddress {
   std::vector<SocketAddress> addresses;  ///< IPv4 and IPv6, best first.
 };
 
+/// Text form of an address; rank_address.cpp has the format.
 [[nodiscard]] std::string encode_rank_address(RankAddress const& rank_address);
 /// @param origin where the text comes from, for errors
 /// @throws SystemError naming `rank` and `origin` if the text is malformed

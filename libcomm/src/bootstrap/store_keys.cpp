@@ -3,7 +3,8 @@
 // Keys and values of a group in the store; store_keys.hpp explains why only one key is trusted without a generation.
 //
 // Example: "headway/world/announcement" holds "secret drawn 5e...\ninstance 0f...e2\n...", and
-// "headway/world/0f...e2/failure" holds "2 1700000000000 no free descriptors": origin, time in ms, reason.
+// "headway/world/0f...e2/failure" holds "2 1700000000000 no free descriptors": origin, time in ms, reason. The secret
+// is "drawn" if rank 0 chose a random one, and "given" if the group's options contain it.
 
 #include "bootstrap/store_keys.hpp"
 

@@ -14,7 +14,7 @@ namespace headway::comm {
 
 /// Announcement by which the other ranks find rank 0. Rank 0 makes a new one for each attempt to connect.
 struct Announcement {
-  std::string drawn_secret;  ///< Empty if the ranks were given a secret.
+  std::string drawn_secret;  ///< Random secret of this attempt; empty if the group's options contain one.
   RankAddress rank_address;
 
   /// Identifies this attempt among all others in the same store and under the same name.

@@ -22,7 +22,8 @@
 // Complexity: n - 1 messages per rank and operation; n * depth * (slot_bytes + 64) bytes of receive memory per channel.
 // Source: Dichev et al., "Faster Distributed Inference-Only Recommender Systems via Bounded Lag Synchronous
 // Collectives", arXiv 2512.19342, section III. Its k slots are too few: see docs/bounded_lag.md.
-// Models: tests/model/bounded_lag.pml, tests/model/revocable_rts.pml.
+// Models: tests/model/bounded_lag.pml, tests/model/revocable_rts.pml. context_.rules() has the decisions that the proof
+// needs (protocol_rules.hpp).
 
 #include "channel/all_to_all_channel.hpp"
 
@@ -70,7 +71,7 @@ std::shared_ptr<AllToAllOperation> AllToAllChannel::start(AllToAllArgs const& ar
   observers_.started(*operation);
   operations_.push_back(operation);
   if (!may_post(operation->seq())) ++context_.stats().queued;
-  post_due();  // Before answers to peers: the peers of our RTS wait for these.
+  post_due();  // Before receive_block(), which may take long: the peers wait for these messages.
   if (operation->seq() >= num_posted_) observers_.queued(*operation);
   // Messages of faster peers may have arrived before the start.
   for (int source = 0; source < context_.size(); ++source) {

@@ -81,7 +81,7 @@ class AllToAllChannel {
   [[nodiscard]] std::size_t lag_of(AllToAllOperation const& operation) const {
     return static_cast<std::size_t>(num_posted_ - operation.seq() - 1);
   }
-  /// Checks the header from `source`, then copies the block out or takes the RTS.
+  /// Checks the header from `source`, then copies the block out or starts to fetch the block that an RTS announces.
   void receive_block(AllToAllOperation& operation, int source);
   /// The block of a revoked RTS is in the slot.
   void revocation_arrived(int source, std::uint64_t seq);
@@ -121,12 +121,12 @@ class AllToAllChannel {
   std::size_t large_bytes_;  ///< A block of this size may come as an RTS.
   AllToAllSender sender_;
   AllToAllObservers observers_;
-  std::uint64_t num_started_ = 0;  ///< Number of operations started: number of the next one.
-  std::uint64_t num_posted_ = 0;
-  int num_with_large_blocks_ = 0;                              ///< Pending operations with has_large_blocks.
-  std::uint64_t num_completed_ = 0;                            ///< All operations below this number are complete.
-  std::size_t front_slot_ = 0;                                 ///< num_completed_ mod depth.
-  std::size_t started_slot_ = 0;                               ///< num_started_ mod depth.
+  std::uint64_t num_started_ = 0;    ///< Number of operations started: number of the next one.
+  std::uint64_t num_posted_ = 0;     ///< All operations below this number are posted: sent to every peer.
+  int num_with_large_blocks_ = 0;    ///< Pending operations with has_large_blocks.
+  std::uint64_t num_completed_ = 0;  ///< All operations below this number are complete.
+  std::size_t front_slot_ = 0;       ///< num_completed_ mod depth.
+  std::size_t started_slot_ = 0;     ///< num_started_ mod depth.
   std::deque<std::shared_ptr<AllToAllOperation>> operations_;  ///< Operations num_completed_ to num_started_ - 1.
   /// (depth, size) Number + 1 of the newest operation whose message has arrived.
   std::vector<std::uint64_t> arrivals_;

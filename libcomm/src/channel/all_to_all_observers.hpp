@@ -15,7 +15,7 @@
 namespace headway::comm {
 
 /// Observers of one all-to-all channel: counters, flight records, trace and lag advice. The channel reports each step
-/// of an operation to this class, and knows no single observer. Observers change no result and no order.
+/// of an operation to this class only. Observers change no result and no order.
 ///
 /// The set of observers is fixed, so there is no virtual call. Counters and flight records are on by default; their
 /// calls for each step are inline. Trace and lag advice are off by default: one flag guards the calls to both, which

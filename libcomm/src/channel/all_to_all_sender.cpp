@@ -30,8 +30,8 @@ namespace headway::comm {
 
 namespace {
 
-constexpr std::size_t kSmallBytes =
-    32;  ///< Blocks up to this size travel in the notification: their slot needs no prefetch.
+/// Blocks up to this size fit a notification of transport shm, behind a short header. Their slot needs no prefetch.
+constexpr std::size_t kSmallBytes = 32;
 /// The patience is rts_patience for each started unit of the largest block with an open RTS.
 constexpr std::size_t kPatienceUnitBytes = 256 * 1024;
 
@@ -84,7 +84,7 @@ bool AllToAllSender::send_block(AllToAllOperation& operation, int peer, int max_
       block.size() >= min_get_bytes_ && (max_lag == 0 || leaves_cache(operation)) && context_.gets_from(peer);
   if (!fits || uses_get) return send_rts(operation, peer, max_lag, header);
   if (!context_.put(peer, slot_at_peer(operation), header, block, tag_of(operation, 0))) return false;
-  note_put(operation, peer);
+  record_put(operation, peer);
   return true;
 }
 
@@ -114,7 +114,7 @@ bool AllToAllSender::leaves_cache(AllToAllOperation const& operation) const {
   return bytes * context_.layout().ring_depth() > get_footprint_;
 }
 
-void AllToAllSender::note_put(AllToAllOperation& operation, int peer) {
+void AllToAllSender::record_put(AllToAllOperation& operation, int peer) {
   if (context_.traits(peer).copies_at_put) return;
   AllToAllOperation::UnflushedPut const put{.peer = peer, .put_count = context_.endpoint().put_count(peer)};
   if (!is_flushed(put)) operation.unflushed.push_back(put);
@@ -161,7 +161,7 @@ void AllToAllSender::put_revoked(AllToAllOperation& operation) {
                                                   tag_of(operation, kRevokedFragment));
     if (!status.ok()) return false;
     context_.mark_put(each.peer, block.size());
-    note_put(operation, each.peer);
+    record_put(operation, each.peer);
     operation.part_done();
     ++context_.stats().rts_revoked;
     --num_unsent_;

@@ -61,7 +61,7 @@ class AllToAllSender {
   [[nodiscard]] bool fits_slot(std::span<std::byte const> block, int peer) const {
     return block.size() <= std::min(context_.layout().ring_slot_bytes(), context_.traits(peer).max_put_bytes);
   }
-  /// Offers the block for `peer`. @returns false if credit or a transfer number is missing.
+  /// Announces the block for `peer` by an RTS. @returns false if credit or a free rendezvous is missing.
   [[nodiscard]] bool send_rts(AllToAllOperation& operation, int peer, int max_lag, MessageHeader header);
   /// Are the bytes of the whole ring, with blocks of this size, too many to stay in cache (get_footprint)?
   [[nodiscard]] bool leaves_cache(AllToAllOperation const& operation) const;
@@ -69,8 +69,8 @@ class AllToAllSender {
   void revoke(AllToAllOperation& operation);
   /// Sends the blocks of revoked RTS. Those without credit stay for the next call.
   void put_revoked(AllToAllOperation& operation);
-  /// Notes a put that still needs its block.
-  void note_put(AllToAllOperation& operation, int peer);
+  /// Records a put that still needs its block.
+  void record_put(AllToAllOperation& operation, int peer);
   [[nodiscard]] std::uint64_t slot_at_peer(AllToAllOperation const& operation) const {
     return context_.layout().ring_slot(context_.rank(), channel_, operation.slot);
   }

@@ -33,16 +33,16 @@ enum class Verb : std::uint8_t { kAllToAll, kSend, kBroadcast, kGather, kScatter
 struct MessageHeader {
   std::uint64_t size_bytes = 0;  ///< Size of the whole payload.
   std::uint32_t operation = 0;   ///< Operation number, low 32 bits.
-  std::uint16_t data_type = 0;
+  std::uint16_t data_type = 0;   ///< The caller's code of the element type; only compared.
   MessageKind kind = MessageKind::kEager;
   Verb verb = Verb::kAllToAll;
   std::uint32_t busy_before_wait_us = 0;  ///< Busy times of the sender (lag_advisor.hpp), if the group has adapt_lag.
   std::uint32_t busy_after_wait_us = 0;
   std::uint64_t match = 0;           ///< Point-to-point messages: value that the receiver matches.
-  std::uint64_t source_address = 0;  ///< Offers: address of the payload in the sender's process.
+  std::uint64_t source_address = 0;  ///< RTS: address of the payload in the sender's process.
   std::uint32_t consumed =
       0;  ///< Point-to-point messages: number of the receiver's messages that the sender has consumed.
-  std::uint32_t transfer = 0;  ///< Offers: the sender's transfer number, counted per peer.
+  std::uint32_t transfer = 0;  ///< RTS: number of the rendezvous, counted by the sender per peer.
 
   /// Sizes of a short header, without and with busy times.
   static constexpr std::size_t kShortBytes = 16, kTimedBytes = 24;

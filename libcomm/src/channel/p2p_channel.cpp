@@ -17,8 +17,8 @@
 //   A message of a collective carries its number, kind and root. They must match this rank's last 256 collectives.
 // Complexity: one put per message, plus at most one signal per 8 messages. A receive searches the unexpected messages
 //   linearly, and a message the posted receives.
-// Source: tests/model/p2p_channel.pml (model), docs/design/point_to_point_messages.md (why a consumed count, why
-// flat).
+// Source: tests/model/p2p_channel.pml (model), docs/design/point_to_point_messages.md (why a consumed count, and why
+// collectives are flat: no rank forwards).
 
 #include "channel/p2p_channel.hpp"
 
@@ -169,7 +169,7 @@ void P2PChannel::resume_stalled() {
 
 void P2PChannel::arrived(int source, Tag tag) {
   Peer& state = peer_at(source);
-  if (tag.channel == kP2PConsumedChannel) return note_consumed(source, tag.operation);
+  if (tag.channel == kP2PConsumedChannel) return raise_consumed(source, tag.operation);
   auto const ahead = static_cast<std::uint16_t>(tag.operation - static_cast<std::uint16_t>(state.num_consumed));
   if (ahead >= kSlots || (state.arrived_mask >> ahead & 1u) != 0) {
     ++context_.peer_stats(source).repeated_fragments;
@@ -185,7 +185,7 @@ void P2PChannel::consume_arrived(int source) {
   }
 }
 
-void P2PChannel::note_consumed(int peer, std::uint16_t low) {
+void P2PChannel::raise_consumed(int peer, std::uint16_t low) {
   Peer& state = peer_at(peer);
   std::uint64_t const count = context_.rules().consumed_count(low, state.num_consumed_by_peer, state.num_sent);
   if (count == state.num_consumed_by_peer) return;
@@ -202,7 +202,7 @@ bool P2PChannel::consume(int source) {
     count_consumed(source);
     return true;
   }
-  note_consumed(source, static_cast<std::uint16_t>(header.consumed));
+  raise_consumed(source, static_cast<std::uint16_t>(header.consumed));
   check_collective(source, header);
   auto const found = find_posted(source, Match{header.match});
   if (found != posted_.end()) {

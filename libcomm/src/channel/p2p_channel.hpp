@@ -147,15 +147,16 @@ class P2PChannel {
   [[nodiscard]] std::list<Posted>::iterator find_posted(int source, Match match);
   /// Moves an unexpected message to the heap.
   void hold(int source, MessageHeader const& header, std::byte const* payload);
-  /// Compares a message with its receive, then copies or takes its payload.
+  /// Compares a message with its receive, then copies its payload or starts the rendezvous for it.
   void accept(int source, MessageHeader const& header, std::byte const* payload, Posted const& posted);
   /// Raises the count of messages that `peer` has consumed; `low` is its low 16 bits.
-  void note_consumed(int peer, std::uint16_t low);
+  void raise_consumed(int peer, std::uint16_t low);
   void finish(std::shared_ptr<OperationState> const& operation);
   /// Reports an error if this rank ran the collective of the message as another kind or with another root.
   void check_collective(int source, MessageHeader const& header);
   [[nodiscard]] Peer& peer_at(int peer) { return peers_[static_cast<std::size_t>(peer)]; }
 
+  /// A collective that this rank has started.
   struct CollectiveRecord {
     Verb verb;
     int root;

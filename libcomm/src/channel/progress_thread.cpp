@@ -136,7 +136,7 @@ void ProgressThread::watch_activity(BackgroundWork& work, bool watch) noexcept {
   epoll_ctl(epoll_.get(), watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, work.activity_fd(), &event);
 }
 
-void ProgressThread::note_events(std::span<epoll_event const> events) {
+void ProgressThread::mark_events(std::span<epoll_event const> events) {
   for (auto const& event : events) {
     if (event.data.ptr == nullptr) {
       std::uint64_t count = 0;
@@ -150,7 +150,7 @@ void ProgressThread::note_events(std::span<epoll_event const> events) {
 
 int ProgressThread::step_due(std::span<epoll_event const> events) {
   std::lock_guard const lock(mutex_);
-  note_events(events);
+  mark_events(events);
   auto const now = Clock::now();
   auto shortest = kNever;
   for (auto& entry : entries_) {

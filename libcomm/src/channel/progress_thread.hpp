@@ -94,7 +94,7 @@ class ProgressThread {
   /// Steps the works that are due. @returns how long to sleep, in milliseconds; -1: without limit.
   int step_due(std::span<epoll_event const> events);
   /// Marks the works whose descriptors are readable.
-  void note_events(std::span<epoll_event const> events);
+  void mark_events(std::span<epoll_event const> events);
   /// @returns the sleep time in milliseconds if the most urgent work wants a step after `shortest`; -1: without limit.
   [[nodiscard]] int sleep_for(std::chrono::milliseconds shortest);
 

@@ -10,8 +10,8 @@
 
 namespace headway::comm {
 
-/// Rules that the proof of bounded lag and the protocols need (docs/bounded_lag.md). Channels ask for each decision
-/// that one of them makes. All functions are static and inline, so they cost no more than the expressions in them.
+/// Rules that the proof of bounded lag and the protocols need (docs/bounded_lag.md). Channels call the rule wherever
+/// one applies. All functions are static and inline, so they cost no more than the expressions in them.
 ///
 /// ProtocolRules below is the type that a build of the library uses. The stress test builds the library with
 /// MutantRules, which break one rule at a time, and must notice every one (tests/libcomm/stress/mutant_rules.hpp).
@@ -48,7 +48,8 @@ class ProvenRules {
     return count > known && count <= num_sent ? count : known;
   }
 
-  /// Bits of the pieces that have arrived when the piece `ahead` of the first missing one is announced: that piece.
+  /// Pieces of a large payload that a tag announces: the piece `ahead` positions after the first missing one, and no
+  /// other. Bit i stands for the first missing piece + i.
   static constexpr std::uint64_t pieces_announced(int ahead) { return std::uint64_t{1} << ahead; }
 };
 

@@ -12,15 +12,15 @@
 // If both sides wait in all_to_all_v_and_wait(), payloads from `stream_bytes` on skip get.
 //
 // Example: 300 KiB in fragments are 5 pieces. The receiver grants 4, the sender puts 0 to 3. Piece 1 arrives first and
-// is noted; then piece 0 arrives, and both are copied out. The receiver grants 5 pieces, and the sender puts piece 4
+// is marked; then piece 0 arrives, and both are copied out. The receiver grants 5 pieces, and the sender puts piece 4
 // into slot 0, which is free.
 //
 // Invariants: a fragment slot is written again only after it was copied out, since only pieces below begin + 4 are
 //   granted.
 //   Arrival is a set of piece numbers mod 256; a repeated or late tag changes only a counter.
 //   Transfer numbers count per peer mod 2^16, and is_full() keeps two open transfers from sharing one.
-//   Only one fragmented transfer per source is active. The sender's memory is free after `done`, or once all puts are
-//   flushed.
+//   Only one fragmented transfer per source is active. The sender's memory is free after the signal done, or once all
+//   puts are flushed.
 //   Nobody writes user memory except its own process, or a peer while the output is a window.
 // Complexity: get 2 messages; the others one put per piece, with a grant per fragment or per 32 pieces in a window.
 // Source: rendezvous as in MPI and UCX. Measurements and rejected forms: docs/design/large_blocks.md.
@@ -153,7 +153,7 @@ void RendezvousProtocol::push(int peer, std::uint16_t id, Outgoing& transfer) {
   transfer.all_put = transfer.sent == total;
 }
 
-int RendezvousProtocol::Pieces::note(std::uint8_t fragment, int num_under_way, ProtocolRules const& rules) {
+int RendezvousProtocol::Pieces::mark(std::uint8_t fragment, int num_under_way, ProtocolRules const& rules) {
   int const ahead = static_cast<std::uint8_t>(fragment - static_cast<std::uint8_t>(begin));
   if (ahead >= num_under_way || (bits >> ahead & 1u) != 0) return -1;
   bits |= rules.pieces_announced(ahead);
@@ -168,7 +168,7 @@ bool RendezvousProtocol::Pieces::take() {
 }
 
 void RendezvousProtocol::window_piece_arrived(int source, Incoming& transfer, Tag tag) {
-  if (transfer.pieces.note(tag.fragment, kWindowPieces, context_.rules()) < 0) {
+  if (transfer.pieces.mark(tag.fragment, kWindowPieces, context_.rules()) < 0) {
     ++context_.peer_stats(source).repeated_fragments;
     return;
   }
@@ -190,7 +190,7 @@ void RendezvousProtocol::fragment_arrived(int source, Tag tag) {
   auto const repeated = [&] { ++context_.peer_stats(source).repeated_fragments; };
   if (queue.empty() || static_cast<std::uint16_t>(queue.front().id) != tag.operation) return repeated();
   Incoming& transfer = queue.front();
-  if (transfer.pieces.note(tag.fragment, ReceiveLayout::kRendezvousFragments, context_.rules()) < 0) return repeated();
+  if (transfer.pieces.mark(tag.fragment, ReceiveLayout::kRendezvousFragments, context_.rules()) < 0) return repeated();
   std::uint64_t const total = pieces_of(transfer.output.size(), kFragmentBytes);
   for (std::uint64_t piece = transfer.pieces.begin; transfer.pieces.take(); ++piece) {
     std::size_t const begin = piece * kFragmentBytes;

@@ -89,15 +89,15 @@ class RendezvousProtocol {
   struct Pieces {
     std::uint64_t begin = 0, bits = 0;
 
-    /// Notes the arrival of the piece with number `fragment` mod 256.
-    /// @returns its distance from `begin`; -1 if it was noted before or is not among the next `num_under_way`.
-    int note(std::uint8_t fragment, int num_under_way, ProtocolRules const& rules);
+    /// Marks the arrival of the piece with number `fragment` mod 256.
+    /// @returns its distance from `begin`; -1 if it was marked before or is not among the next `num_under_way`.
+    int mark(std::uint8_t fragment, int num_under_way, ProtocolRules const& rules);
     /// Advances `begin` by one if that piece has arrived. @returns whether it did.
     bool take();
   };
   /// A payload that this rank receives.
   struct Incoming {
-    std::uint64_t id;
+    std::uint64_t id;  ///< Transfer number.
     std::span<std::byte> output;
     OperationState* operation;
     Pieces pieces = {};  ///< The pieces below `begin` are in the output.

@@ -2,16 +2,22 @@
 
 // Enqueues an operation of a device group on streams.
 //
-// Idea: a small operation runs on one stream (two with a bound), since streams wait longer for each other than such
-// blocks take. A large one sends on one stream and receives on another. Its copies run one after the other: one copy
-// engine nearly fills the links, and every rank starts with another peer, so no two ranks send to one receiver at a
-// time.
+// Terms (peer_copy/link.hpp): a fragment of a block travels through a slot in the receiver's device memory, or through
+// a stage (host memory) if it is small. A direct send writes into the output instead. Words are counters in host
+// memory that streams write and wait for: `arrived`, `consumed` (slots that are free again) and `ready` (outputs that
+// peers may write).
+//
+// Idea: a small operation runs on one stream (two with max_lag above 0), since streams wait longer for each other than
+// such blocks take. A large one sends on one stream and receives on another. Its copies run one after the other: one
+// copy engine nearly fills the links, and every rank starts with another peer, so no two ranks send to one receiver at
+// a time.
 //
 // Example: all-to-all of four ranks. Rank 1 sends to 2, 3 and 0, in this order, and receives from 0, 3 and 2.
 //
 // Invariants:
-// - Blocks are sent and received in turns, run by run, in the order of the peers on both sides. A run waits for room
-//   that earlier runs free, never for a later one, so one stream for all peers cannot deadlock.
+// - Blocks are sent and received in turns, run by run (a run is the fragments of one copy), in the order of the peers
+//   on both sides. A run waits for slots that earlier runs free, never for a later one, so one stream for all peers
+//   cannot deadlock.
 // - A direct send waits for a word that the receiver writes on a stream of its own.
 // Complexity: one driver call per copy, and one per batch of words before and after it. Measured on four H100, even,
 // 128 and 512 MiB a rank: with a stream per peer instead, exchanges in slots that follow each other took up to 1.6
@@ -25,8 +31,7 @@ namespace headway::comm {
 
 namespace {
 
-/// Up to this many bytes above the stage size, one stream is faster: streams wait longer for each other than such
-/// blocks do.
+/// Limit on the total size of blocks that exceed a stage. Up to it, one stream is faster.
 constexpr std::size_t kOneStreamBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -251,8 +256,8 @@ void DeviceGroupImpl::await_room(Block const& block, std::uint64_t fragment) {
 }
 
 void DeviceGroupImpl::give_credit(Block const& block, std::uint64_t first, std::uint64_t end) {
-  // Rounded down: the word tells less than the truth by up to kCreditStep - 1 fragments, and the ring has as many
-  // slots more (see the constructor).
+  // Rounded down: the word lags behind by up to kCreditStep - 1 fragments. DeviceGroupImpl's constructor adds slots for
+  // them.
   auto const consumed = end / kCreditStep * kCreditStep;
   if (exchange_.is_in_slots || consumed <= first) return;
   words_.write(link(block.peer).peer_word(exchange_.channel->index, &SyncWords::consumed), consumed);

@@ -88,7 +88,7 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
 
 DeviceGroupImpl::~DeviceGroupImpl() {
   drain(nullptr);
-  proxy_.reset();  // After all that the streams left with it is sent.
+  proxy_.reset();  // Waits until everything that streams handed to it is sent.
   group_.admin().detach(*this);
 }
 
@@ -171,7 +171,7 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
                 "device memory that peers had mapped is quarantined: it stays allocated and is not used again");
     }
     failure_->is_set.store(true, std::memory_order_release);  // Before any wait is released.
-    note_failed_records();
+    keep_failed_records();
     pending_.clear();
   }
   // The group calls this function again from time to time. A write that was in flight may have overwritten a released
@@ -183,7 +183,7 @@ void DeviceGroupImpl::group_failed(Status const& failure) noexcept {
   }
 }
 
-void DeviceGroupImpl::note_failed_records() {
+void DeviceGroupImpl::keep_failed_records() {
   if (!flight_recorder_.is_on()) return;
   auto const clock = flight_recorder_.read_clock();
   for (auto const& each : pending_) {

@@ -72,7 +72,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     /// (size) Links whose memory this rank has exported to the peer, and links that are ready for use.
     std::vector<std::shared_ptr<peer_copy::Link>> exported{}, links{};
   };
-  /// A sequence of operations with its own streams: an all-to-all channel, the collectives, the messages, or slots.
+  /// A sequence of operations with its own streams: an all-to-all channel, the collectives, the messages (sends and
+  /// receives), or slots.
   struct Channel {
     LinkSet* set;
     int index;  ///< Index in the layout of the links.
@@ -85,8 +86,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     std::vector<std::unique_ptr<peer_copy::Stream>> senders{};
     /// Streams that receive: one, or one per peer for messages, which have no common order.
     std::vector<std::unique_ptr<peer_copy::Stream>> receivers{};
-    /// Stream that tells peers what they may write, after leases or the start of an operation. So it is no sending or
-    /// receiving stream.
+    /// Stream that tells peers what they may overwrite: it waits until a lease is over or an operation may start, then
+    /// writes a word. Streams with copies must not wait for that.
     std::unique_ptr<peer_copy::Stream> credits{};
     std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Completions of the latest operations, oldest first.
   };
@@ -96,6 +97,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     CUdeviceptr address;
     std::size_t num_bytes;
     std::uint64_t message = 0;  ///< Message number in the channel, counted per peer and direction.
+    /// Fragments are numbered per channel, peer and direction. `num_enqueued` of this block's are on a stream.
     std::uint64_t first_fragment = 0, num_fragments = 0, num_enqueued = 0;
     peer_copy::Route route = peer_copy::Route::kSlots;
     CUdeviceptr output = 0;  ///< Output at the peer, if `route` is kDirectly.
@@ -176,7 +178,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
   void exchange_descriptor(peer_copy::SyncWords& sync_words, bool is_send, Block const& block);
   /// May the sender copy the block directly into the output? Both ranks get the same answer.
   [[nodiscard]] bool may_go_directly(Block const& block) const;
-  /// Offers the output of `block` to its sender, if it is in memory that peers can map.
+  /// Exports the output of `block` to its sender, if it is in memory that peers can map.
   void export_output(peer_copy::SyncWords& sync_words, Block& block);
   /// Decides for each block to send: through slots, or directly into the output.
   void choose_routes();
@@ -236,6 +238,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     return *exchange_.channel->set->links[static_cast<std::size_t>(peer)];
   }
   [[nodiscard]] peer_copy::Link::Channel& state(int peer) { return link(peer).channel(exchange_.channel->index); }
+  /// Is the exchange a send or a receive?
   [[nodiscard]] bool is_of_messages() const {
     return exchange_.channel == &channels_[static_cast<std::size_t>(group_.options().num_channels) + 1];
   }
@@ -247,7 +250,9 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
   void refuse_capture(CUstream stream) const;
   /// Drops pending operations from the front whose data has arrived. Needs watch_mutex_.
   void forget_completed();
-  void note_failed_records();
+  /// Keeps the flight records of pending operations for append_flights(), before the failure drops these. Needs
+  /// watch_mutex_.
+  void keep_failed_records();
   /// Are the streams of one channel, or of all if null, idle?
   [[nodiscard]] bool is_idle(Channel const* channel) noexcept;
   /// Waits until they are idle; after a failure for a limited time.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How a device group meets its peers: hellos over the group, then memory descriptors through mailboxes.
+// How a device group meets its peers, that is, makes its links usable: hellos over the group, then memory descriptors
+// through mailboxes.
 //
-// Idea: a rank may use its device long before its peers do, so nobody may wait for a common meeting. When a device
+// Idea: a rank may use its device long before its peers do, so no rank may wait for all others. When a device
 // group is made, it only sends: a hello to every peer, and descriptors of its memory for each peer that may be on this
 // host. The first operation with a peer then waits for that peer's hello and descriptors. By then these have usually
 // arrived.

@@ -2,7 +2,7 @@
 
 // One operation of a device group: whether it is done, whether it failed, and which rank it waits for.
 //
-// Idea: two sources tell how an operation stands. The completion event tells that the streams are through it. The
+// Idea: two sources show the state of an operation. The completion event tells that the streams are through it. The
 // sync words in host memory tell which peers have done their part, and a CPU can read them without the driver. After
 // a failure all waits are released, so the event alone does not mean success: an operation is good only if its event
 // had fired while no failure was visible yet.

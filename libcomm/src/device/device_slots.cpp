@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Slots of a device group: exchanges whose received blocks stay in a slot until the caller's lease of it is over.
+// device_slots.hpp has the idea, an example and the invariants.
+
 #include "device/device_slots.hpp"
 
 #include <algorithm>

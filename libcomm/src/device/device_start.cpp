@@ -6,7 +6,7 @@
 // Idea: both ranks of a message describe it in shared memory when their hosts start it, and each then reads the
 // other's description. Whoever comes second finds a mismatch (size, type, verb, operation number), so a wrong program
 // gets an error instead of wrong data. The same race decides the route of a large block. A receiver that comes first
-// offers its output, and the sender copies into it. A sender that comes first uses slots, and does not wait for the
+// exports its output, and the sender copies into it. A sender that comes first uses slots, and does not wait for the
 // receiver's host.
 //
 // Example: message 5 from rank 0 to rank 1. Rank 1's host starts first: it writes its descriptor at 5 mod 128 of
@@ -31,9 +31,9 @@ namespace headway::comm {
 
 namespace {
 
-/// Longest time that a sender's host looks for a window on the output, where it expects one. Copying 40 MB inside the
+/// Longest time that a sender's host waits for a window on the output, if it expects one. Copying 40 MB inside the
 /// receiver's device takes as long.
-constexpr auto kPlaceTime = std::chrono::microseconds(20);
+constexpr auto kWindowTime = std::chrono::microseconds(20);
 
 }  // namespace
 
@@ -215,7 +215,7 @@ void DeviceGroupImpl::export_output(SyncWords& sync_words, Block& block) {
 void DeviceGroupImpl::choose_routes() {
   if (std::ranges::none_of(exchange_.sends, [this](auto const& block) { return may_go_directly(block); })) return;
   ipc_exchange_.receive_messages();  // Makes room: peers may send more than the mailbox holds.
-  auto const deadline = Clock::now() + kPlaceTime;
+  auto const deadline = Clock::now() + kWindowTime;
   for (auto& block : exchange_.sends) {
     if (!may_go_directly(block)) continue;
     auto& sync_words = link(block.peer).peer_sync_words(exchange_.channel->index);

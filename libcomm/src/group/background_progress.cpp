@@ -2,9 +2,10 @@
 
 // A group's work on the progress thread.
 //
-// Every call into the group ends with update(): it tells the progress thread whether this group needs nothing, looks at
-// intervals, or events. Events mean that the thread watches activity_fd() and the endpoint is armed. background_step()
-// is what the thread runs then: it lets the endpoint handle its sockets, polls, and checks deadlines.
+// Every call into the group ends with update(): it tells the progress thread whether this group needs nothing, a step
+// at intervals (looks), or a step at each arrival (events). For events the endpoint is armed: a put of a peer then
+// rings the doorbell, which makes activity_fd() readable, and the thread watches that. Its step, background_step(),
+// lets the endpoint handle its sockets, polls, and checks deadlines.
 
 #include "group/background_progress.hpp"
 
@@ -46,6 +47,7 @@ void BackgroundProgress::notify_soon() noexcept {
   if (thread_) thread_->notify(std::chrono::milliseconds(0));
 }
 
+// An observer, the device group, has deadlines of its own, which these steps check.
 bool BackgroundProgress::wants_regular_steps() const {
   return (wants_keep_alive_ && !core_.has_failed()) || core_.has_observer();
 }
@@ -103,8 +105,8 @@ void BackgroundProgress::background_step() noexcept {
     }
     GroupCore::ProgressLock const lock(core_);
     auto& endpoint = core_.context().endpoint();
-    // Does not block: lets the endpoint handle socket input. It takes wake-ups, the leader's too, so the lock is held
-    // until progress() has found what they announced.
+    // Does not block: lets the endpoint handle socket input. It takes wake-ups, also those for the leader (the waiting
+    // thread that sleeps in the endpoint), so the lock is held until progress() has found what they announced.
     endpoint.sleep(Deadline::min());
     core_.waiters().wake_leader_if_done();  // Its wake-up may have been taken before it woke.
     if (wants_keep_alive_ && !core_.has_failed()) endpoint.keep_alive();

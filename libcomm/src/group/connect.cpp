@@ -155,7 +155,8 @@ std::optional<RdmaAddress> find_rdma_address(GroupOptions const& options, std::v
 #endif
 
 /// Chooses how to reach each peer: shm on this host; otherwise verbs if both RDMA devices reach each other, else tcp.
-/// With Transport::kTcp no peer counts as one of this host: the bootstrap has cleared `same_host`.
+/// With Transport::kTcp no peer counts as one of this host: the bootstrap then opens no local sockets, and `same_host`
+/// is false.
 std::vector<Route> choose_routes(int rank, std::vector<ControlSocket> const& control_sockets, Transport transport,
                                  std::optional<RdmaAddress> const& rdma, SetupPatience const& patience) {
   std::vector<Route> routes(control_sockets.size(), transport == Transport::kVerbs ? Route::kVerbs : Route::kTcp);

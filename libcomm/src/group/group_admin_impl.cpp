@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Settings, farewell and shrinking of a group.
+// Settings, leaving and shrinking of a group.
 //
 // deliver() waits until peers have taken what this rank sent. Two ranks that leave could wait for each other for
 // ever: each has sent a message that is too large for a slot, and the other will not call receive() any more. So a

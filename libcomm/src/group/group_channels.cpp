@@ -4,13 +4,13 @@
 // messages is complete.
 //
 // Idea: an operation counts its parts, the messages that it waits for. A channel reports each part that ends, and the
-// last one completes the operation, without a search: the operation knows its place in the list of pending ones, and
-// the last of the list takes that place. Example: of the pending [A, B, C], B completes. The list is [A, C] then, and
-// C's place is 1 instead of 2.
+// last one completes the operation, without a search: the operation knows its index in the list of pending ones, and
+// the last of the list moves to that index. Example: of the pending [A, B, C], B completes. The list is [A, C] then,
+// and C's index is 1 instead of 2.
 //
 // Invariants:
 // - p2p_operations_[operation.pending_index] is that operation, for all that are pending.
-// - An operation whose messages are still being added has no place yet. Its parts may end meanwhile; finish_start()
+// - An operation whose messages are still being added has no index yet. Its parts may end meanwhile; finish_start()
 //   sees that.
 // - Order in progress(): first the signals that waited for credit, since peers wait for them, then large transfers,
 //   then new messages, which may use what the first two freed.
@@ -64,11 +64,11 @@ void GroupChannels::part_done(OperationState& operation) {
   if (operation.verb() == Verb::kAllToAll || operation.pending_parts() != 0) return;
   std::size_t const index = operation.pending_index;
   if (index == OperationState::kNotPending) return;  // Still being started; finish_start() completes it.
-  auto& place = p2p_operations_[index];
-  Operations done{std::move(place)};
+  auto& entry = p2p_operations_[index];
+  Operations done{std::move(entry)};
   if (index + 1 < p2p_operations_.size()) {
-    place = std::move(p2p_operations_.back());
-    place->pending_index = index;
+    entry = std::move(p2p_operations_.back());
+    entry->pending_index = index;
   }
   p2p_operations_.pop_back();
   operation.pending_index = OperationState::kNotPending;

@@ -18,7 +18,7 @@
 namespace headway::comm {
 
 /// All channels of a group on this rank, and their pending operations. Knows nothing of threads that wait, of failures
-/// and of other ranks' opinions. Used under the group's lock.
+/// and of reports from other ranks. Used under the group's lock.
 class GroupChannels {
  public:
   using Operations = std::vector<std::shared_ptr<OperationState>>;

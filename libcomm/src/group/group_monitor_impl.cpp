@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A group tells about itself: its addresses, statistics, traces, flight records and lag advice.
+// Monitoring of a group: its addresses, statistics, traces, flight records and lag advice.
 //
 // Each call takes the group's lock for as long as it copies, and only health() moves the group on. What is fixed once
 // the group is connected, such as the traits of a peer, needs no lock. All answers are of this rank alone: no call

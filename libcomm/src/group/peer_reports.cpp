@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Finds the cause among the news of a failure. When a rank dies, its peers end one after the other, and each end
+// Finds the cause among the reports of a failure. When a rank dies, its peers end one after the other, and each end
 // looks like a loss to those that are left. The first rank that saw the loss says so before it ends.
 //
 // Example: rank 2 is killed. Rank 1 sees the connection end, tells rank 0 "rank 2 is lost", and ends too. Rank 0

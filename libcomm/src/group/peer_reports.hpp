@@ -11,8 +11,8 @@
 
 namespace headway::comm {
 
-/// News of a group's peers: who left, who takes no more messages, who is lost, and the first failure among these. The
-/// group fails with that after the poll that found it. Used under the group's lock.
+/// Reports about a group's peers: who left, who takes no more messages, who is lost, and the first failure among these.
+/// The group fails with that after the poll that found it. Used under the group's lock.
 class PeerReports {
  public:
   explicit PeerReports(int size)

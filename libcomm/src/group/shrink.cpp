@@ -4,10 +4,9 @@
 //
 // Idea: three steps, over the connections of the old group, since the store may have died with the rank that ran it.
 //   1. Fail the old group, so that no operation of it goes on, and note which operations this rank completed.
-//   2. agree(): exchange claims (survivors.cpp) until all members name the same ranks. OOB messages may get lost, so a
-//   claim
-//      is sent again every 200 ms. A member that is silent for `timeout` is dropped. No agreement after twice the
-//      timeout is an error.
+//   2. agree(): exchange claims, which say who is left (survivors.cpp), until all members name the same ranks. OOB
+//      messages may get lost, so a claim is sent again every 200 ms. A member that is silent for `timeout` is dropped.
+//      No agreement after twice the timeout is an error.
 //   3. connect_members(): Group::connect() among the members, with MemberStore in place of the store.
 // If step 3 fails because one more rank was lost, the members agree again, with the next attempt number.
 //

@@ -3,9 +3,9 @@
 // Consensus of the ranks that remain after a failure: who are the members of the new group?
 //
 // Idea: each rank sends every peer a claim: attempt, members, progress. An attempt is one try to connect the new group;
-// a failed one raises its number. At first the members are all ranks that it does
-// not know to be lost. A rank drops a peer whose connection ended, and every rank that a member's claim drops; then it
-// sends its changed claim. It has agreed when the newest claim of every member equals its own in attempt and members.
+// a failed one raises its number. At first the members are all ranks that the sender does not know to be lost. A rank
+// drops a peer whose connection ended, and every rank that a member's claim drops; then it sends its changed claim. It
+// has agreed when the newest claim of every member equals its own in attempt and members.
 //
 // Example: of ranks 0 to 3, rank 3 dies. Ranks 0 and 1 see it and claim {0, 1, 2}; rank 2 has claimed {0, 1, 2, 3}.
 //   Rank 2 reads the claim of rank 0, drops rank 3 and claims {0, 1, 2}. Now all three claims are equal.
@@ -18,9 +18,10 @@
 //   old one. Nobody gives an attempt up once a peer is done with it.
 // Format: the first byte is the kind. Claim: attempt, member bits in words of 32, collectives, number of channels,
 // all-to-alls of each. Value: attempt, key, value, in place of the store that the old group had. Done: attempt.
-// Integers are little-endian, 32 bits; counts take two. Complexity: each change of a rank's claim costs n - 1 OOB
-// messages; it changes once per dropped rank and attempt at most. Source: design and limits (network partition,
-// silence) in docs/design/shrink.md.
+// Integers are little-endian, 32 bits; counts take two.
+// Complexity: each change of a rank's claim costs n - 1 OOB messages; it changes once per dropped rank and attempt at
+// most.
+// Source: design and limits (network partition, silence) in docs/design/shrink.md.
 
 #include "group/survivors.hpp"
 
@@ -39,7 +40,7 @@ constexpr char kClaim = '\x03', kValue = '\x04', kDone = '\x05';  ///< First byt
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
 /// Returns the byte `kind` followed by the body.
-/// @throws base::UsageError if they do not fit an OOB message
+/// @throws UsageError if they do not fit an OOB message.
 std::string oob_of(char kind, ByteWriter& body) {
   auto const bytes = body.take();
   std::string text(1, kind);

@@ -18,7 +18,7 @@ std::uint64_t total_bytes(Blocks const& blocks) {
   return bytes;
 }
 
-/// Data noted while an operation runs.
+/// Sizes and times of one operation, recorded while it runs.
 struct FlightEntry {
   std::uint64_t input_bytes = 0, output_bytes = 0;
   std::uint64_t started = 0, posted = 0, completed = 0;  ///< Ticks of FlightClock; 0: not yet.
@@ -27,11 +27,11 @@ struct FlightEntry {
 
 /// Identity of an operation.
 struct FlightTitle {
-  char const* verb = "";
+  char const* verb = "";  ///< Name of the call, with static lifetime.
   std::uint64_t seq = 0;
-  int channel = -1;
-  int peer = -1;
-  int device = -1;
+  int channel = -1;  ///< -1 unless it is an all-to-all.
+  int peer = -1;     ///< Other rank of a message, or root of a collective; -1: none, or any rank.
+  int device = -1;   ///< Ordinal of the CUDA device; -1: memory of the host.
 };
 
 /// Joins title and entry into the public record.

@@ -51,7 +51,7 @@ class LagAdvisor {
   std::size_t interval_;          ///< Exchanges between two replays.
   std::vector<BusyTimes> times_;  ///< (capacity, num_ranks) Indexed by exchange number mod capacity.
   std::uint64_t num_completed_ = 0;
-  std::array<int, kLooks> wanted_{};  ///< Bound that each of the last replays found.
+  std::array<int, kLooks> wanted_{};  ///< The max_lag that each of the last replays found.
   std::size_t num_looks_ = 0;
   int advice_;
 };

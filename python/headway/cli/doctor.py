@@ -22,7 +22,7 @@ from headway.cli.one_line_parser import OneLineParser
 
 #: The limit of open files must suffice for at least this many ranks if no launcher tells their number.
 LEAST_RANKS = 64
-#: Locked memory that RDMA needs for the rings of a small group, in bytes.
+#: Locked memory that RDMA needs for the receive buffers of a small group, in bytes.
 NEEDED_LOCKED_BYTES = 64 << 20
 
 
@@ -274,7 +274,7 @@ def find_gpu_memory_over_rdma() -> Finding:
 
 
 def files_of_ranks(num_ranks: int) -> int:
-    """Upper bound of the open files that a rank needs: libcomm's open_files_of_ranks() with all ranks on one host."""
+    """Upper bound of the open files that a rank needs, with all ranks on one host: as base's open_files_of_ranks()."""
     return 64 + 4 * num_ranks
 
 

@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def register_once() -> None:
-    """Does the same once per process; called before each group is created.
+    """Does what ``register()`` does, once per process; called before each group is created.
 
     A forked child inherits the handler. A child of ``multiprocessing`` runs no exit handlers but the finalizers of
     ``multiprocessing``, and then calls ``os._exit()``.

@@ -42,7 +42,10 @@ _installed_for: int | None = None  #: Pid of the process in which install_once()
 
 
 def install_once() -> None:
-    """Does the same once per process; called before each group is created. A forked child inherits the handler."""
+    """Does what ``install()`` does, once per process; called before each group is created.
+
+    A forked child inherits the logging handler, but must set the library's log function again.
+    """
     global _installed_for
     if _installed_for == os.getpid():
         return

@@ -23,7 +23,8 @@ def all_to_all_single(
 
     Exchanges on one channel match in the order in which each rank starts them. Channels are independent of each other:
     threads or pipeline stages that use different channels need not agree on an order. Each channel has its own
-    ``max_lag`` (``headway.set_max_lag``, ``headway.LagQueue``).
+    ``max_lag``, the number of exchanges by which this rank may run ahead of its peers (``headway.set_max_lag``,
+    ``headway.LagQueue``).
 
     Args:
         output: receive buffer, blocks in rank order. Shape (sum of output_split_sizes, ...).

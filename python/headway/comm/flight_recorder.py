@@ -46,7 +46,7 @@ class FlightRecord(TypedDict):
     channel: int | None
     device: int | None  #: CUDA device ordinal, None for host memory; each kind of memory has sequences of its own
     peer: int | None  #: root of a collective, or other end of a message; a rank in the group
-    data_type: str
+    data_type: str  #: name of the dtype in ``torch``, such as "float32"
     input_bytes: int  #: bytes that this rank contributes, including its block to itself
     output_bytes: int
     state: str  #: "queued", "posted", "completed", or "failed" (was pending when the group failed)
@@ -62,7 +62,7 @@ class FlightDump(TypedDict):
     group: str  #: c10d's name of the group
     rank: int  #: this rank in the group
     global_ranks: list[int]  #: (size,) rank in the default group, indexed by rank in this group
-    failure: str | None
+    failure: str | None  #: reason of the group's failure; None: it has not failed
     capacity: int  #: completed operations kept of each channel, of all others together, and of all on CUDA tensors
     records: list[FlightRecord]
 
@@ -216,8 +216,8 @@ def _first_comparable(by_rank: dict[int, list[FlightRecord]], forgetful: set[int
 
     From there on, a missing record means that the rank has not started the operation. Before it, a recorder may have
     overwritten the record. The analyzer would align ranks by the position of entries among all entries of a rank, but
-    these positions differ between ranks here. If a rank in ``forgetful`` has no record of the sequence, only the
-    operations that are pending on other ranks can be compared.
+    these positions differ between ranks here. ``forgetful``: ranks whose recorder may have overwritten records. If such
+    a rank has no record of the sequence, only the operations that are pending on other ranks can be compared.
 
     Example: rank 0 has records 3 to 6, rank 1 has 5 to 7: the result is 5. Rank 0 has not started 7.
     """
@@ -241,8 +241,8 @@ def _entry(sequence: _Sequence, record: FlightRecord) -> dict[str, Any]:
     is_message = name in ("send", "receive")
     if is_message:
         source, destination = (int(word) for word in sequence.name.split(":")[-2:])
-        places = [sequence.global_ranks.index(each) for each in (source, destination)]
-        name = f"send {places[0]}->{places[1]}" if name == "send" else f"recv {places[1]}<-{places[0]}"
+        ends = [sequence.global_ranks.index(each) for each in (source, destination)]
+        name = f"send {ends[0]}->{ends[1]}" if name == "send" else f"recv {ends[1]}<-{ends[0]}"
     element_bytes = getattr(torch, record["data_type"]).itemsize
     state = record["state"]
     if state == "failed":

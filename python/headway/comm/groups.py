@@ -38,9 +38,10 @@ def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
 
 
 def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None, channel: int | None = None) -> None:
-    """Changes ``max_lag`` on this rank from now on. Ranks may use different values.
+    """Changes ``max_lag``, the number of all-to-alls by which this rank may run ahead of its peers, from now on.
 
-    ``Options.max_lag`` keeps the initial value; ``backend_of(group).max_lag(channel)`` returns the current one.
+    Ranks may use different values. ``Options.max_lag`` keeps the initial value;
+    ``backend_of(group).max_lag(channel)`` returns the current one.
 
     Args:
         max_lag: 0 to the group's ``Options.max_lag_limit``.

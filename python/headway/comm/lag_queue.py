@@ -70,7 +70,7 @@ class LagQueue(Generic[PayloadT]):
         """Creates an empty queue.
 
         Args:
-            group: a headway group; its bound is the default. Any other group needs ``max_lag``.
+            group: a headway group; its ``max_lag`` is the default. Any other group needs ``max_lag``.
             max_lag: bound, at least 0; for a headway group at most its ``max_lag_limit``. ``"auto"`` needs a group
                 created with ``Options(max_lag="auto")``. The queue then follows the group's recommendation: the
                 smallest bound whose throughput is within 2.5% of the best on the channel's latest exchanges, and

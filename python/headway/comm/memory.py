@@ -13,7 +13,8 @@ import torch
 
 from headway.comm import _extension
 
-_pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}  # By device: (CUDA memory generation, pool).
+# By device: (generation, pool). The generation rises when a group fails; older pools are then no longer used.
+_pools: dict[int, tuple[int, torch.cuda.MemPool]] = {}
 _pools_lock = threading.Lock()
 
 
@@ -23,7 +24,8 @@ def empty(
     """``torch.empty`` in memory that RDMA devices and peers can access directly.
 
     **On a CPU**: memory that stays registered with the RDMA device. Over RDMA, blocks above 64 KiB are read in place,
-    and blocks above ``Options(slot_bytes=)`` are also written straight into the output. Both need registered memory.
+    and blocks above ``Options(slot_bytes=)``, the size of a receive slot, are also written straight into the output.
+    Both need registered memory.
 
     * Memory of this function stays registered, even after it is freed and reused, up to ``Options(rdma_cache_bytes=)``.
       Any other memory is registered anew for each exchange.

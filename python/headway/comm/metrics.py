@@ -8,7 +8,8 @@ Usage, in a process that serves metrics::
     headway.metrics.register(group, name="lookups")
     prometheus_client.start_http_server(9400)
 
-It adds no messages and no counters: a scrape reads the counters of ``headway.stats()``.
+It adds no messages and no counters: a scrape reads the counters of ``headway.stats()``. The lag of an exchange is the
+number of later exchanges of its channel that this rank had posted when it completed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class GroupCollector(Collector):
         self._labels = [name, str(dist.get_rank(group))]
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the current value of every metric."""
+        """Yields the current value of every metric; nothing if the group was destroyed."""
         group = self._group()
         if group is None or group not in dist.distributed_c10d._world.pg_map:
             return

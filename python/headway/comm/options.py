@@ -74,6 +74,8 @@ def _set_secret(options: Options, environ: Mapping[str, str]) -> None:
 def read_secret(environ: Mapping[str, str]) -> str:
     """The job's secret from ``HEADWAY_GROUP_SECRET_FILE`` or ``HEADWAY_GROUP_SECRET``; empty if neither is set.
 
+    Ranks prove to each other that they know the secret when they connect.
+
     Raises:
         ValueError: both are set, or the file cannot be read or is empty.
     """
@@ -94,7 +96,7 @@ def read_secret(environ: Mapping[str, str]) -> str:
 def prepare_flight_folder(environ: Mapping[str, str]) -> str:
     """Creates the folder that ``HEADWAY_FLIGHT_RECORDER`` names, if missing, and checks it.
 
-    The check happens now, because it would be too late when a group fails.
+    A failing group writes its last operations there. The check happens now, because it would be too late then.
 
     Returns:
         the absolute path; empty if the variable is not set.
@@ -126,7 +128,7 @@ def prepare_flight_folder(environ: Mapping[str, str]) -> str:
 
 
 def _expect_own(path: pathlib.Path, status: os.stat_result) -> None:
-    """Rejects a path whose owner is neither this user nor root: the owner could redirect names in it by links."""
+    """Rejects a path whose owner is neither this user nor root: the owner could redirect files by symbolic links."""
     if status.st_uid not in (os.geteuid(), 0):
         raise ValueError(
             f"HEADWAY_FLIGHT_RECORDER: {path} belongs to another user ({status.st_uid}); use a folder of your own"

@@ -18,14 +18,14 @@ from headway.comm import _exit, _logging, torchrec_shim
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MAX_QUEUES = "32"
 
-_told_about_queues = False
+_warned_about_queues = False
 
 
 def prepare_process() -> None:
     """Checks the environment and prepares this process for a group. Idempotent.
 
-    It passes log records of the C++ library to ``logging``, registers the exit handler, asks CUDA for its hardware
-    queues (``request_queues``), and installs what makes TorchRec take Headway groups, once TorchRec is imported.
+    It passes log records of the C++ library to ``logging``, registers the exit handler, asks CUDA for 32 hardware
+    queues (``request_queues``), and installs ``torchrec_shim`` once TorchRec is imported.
 
     Raises:
         ValueError: an unknown variable ``HEADWAY_*`` is set, or ``HEADWAY_LOG`` names no level.
@@ -43,13 +43,13 @@ def request_queues() -> None:
     A stream that waits for a peer blocks one hardware queue. With the default of 8 queues, a few such streams would
     block all others. CUDA reads the variable when it first uses a device. If that has happened, a warning says so.
     """
-    global _told_about_queues
+    global _warned_about_queues
     if _QUEUES in os.environ or torch.version.cuda is None:
         return
     if not _uses_a_device():
         os.environ[_QUEUES] = _MAX_QUEUES
-    elif not _told_about_queues:
-        _told_about_queues = True
+    elif not _warned_about_queues:
+        _warned_about_queues = True
         warnings.warn(
             f"CUDA was used before the first headway group, so it uses 8 hardware queues: streams that wait for "
             f"peers may hold up others. Set {_QUEUES}={_MAX_QUEUES}, or call headway.init() first.",

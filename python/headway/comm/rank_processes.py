@@ -64,7 +64,8 @@ def run_ranks(
         RankFailedError: a rank failed, died or ran out of time; the message names it.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT)
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # The ranks read them; this process has done so.
+    # For the ranks; this process read the variables earlier.
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     inbox: multiprocessing.Queue[Any] = multiprocessing.get_context("spawn").Queue()
     arguments = (function, num_ranks, backend, store.port, inbox, wait_s)
     ranks = start_processes(_rank_main, arguments, nprocs=num_ranks, join=False, daemon=True)  # type: ignore[no-untyped-call]
@@ -90,7 +91,7 @@ def run_ranks(
 
 
 def _pass_sigterm_to(ranks: ProcessContext) -> Callable[[], None]:
-    """Sends each SIGTERM of this process to all ranks; returns a function that ends this."""
+    """Sends each SIGTERM of this process to all ranks; returns a function that restores the previous handler."""
 
     def pass_on(number: int, frame: Any) -> None:
         for process in ranks.processes:
@@ -106,7 +107,11 @@ def _pass_sigterm_to(ranks: ProcessContext) -> Callable[[], None]:
 
 
 def _are_running(ranks: ProcessContext) -> bool:
-    """Whether some ranks still run. Raises RankFailedError if one has failed, for a killed one or the first error."""
+    """Whether some ranks still run.
+
+    Raises:
+        RankFailedError: a rank has failed. It names a killed rank, else the rank whose error came first.
+    """
     codes = {rank: process.exitcode for rank, process in enumerate(ranks.processes)}
     failed = {rank: code for rank, code in codes.items() if code}
     for rank, code in failed.items():
@@ -131,7 +136,7 @@ def _rank_main(
     outbox: multiprocessing.Queue[Any],
     wait_s: float,
 ) -> None:
-    # torch lets the kernel send SIGINT when the launcher ends. Ctrl-C comes to the launcher, too, which speaks for all.
+    # torch lets the kernel send SIGINT when the launcher ends. Ctrl-C also reaches the launcher, which reports it once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     try:
@@ -150,6 +155,6 @@ def _rank_main(
 def _describe(error: Exception) -> str:
     """One line for the user: type, message, and the file and line that raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    where = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-    return f"{type(error).__name__}: {first_line}{place}"
+    return f"{type(error).__name__}: {first_line}{where}"

@@ -16,7 +16,8 @@ are done.
 Invariants: peers write into a slot only while no tensor of an earlier exchange uses it. Exchanges start in the order
 of ``take()``. ``max_lag`` is below ``num_slots``.
 
-Complexity: size - 1 copies by copy engines per rank and exchange; num_slots * size * capacity rows of device memory.
+Complexity: with ``size`` ranks, size - 1 copies by copy engines per rank and exchange; num_slots * size * capacity rows
+of device memory.
 
 Usage::
 
@@ -50,7 +51,7 @@ class Ring:
         device: the rank's CUDA device; None: the current one.
         group: a headway group; None: the default group.
         num_slots: number of slots that may be leased or in flight at once; each takes size * capacity rows of memory.
-        max_lag: bound of these exchanges, at least 0 and below ``num_slots``.
+        max_lag: number of exchanges by which a rank may run ahead, at least 0 and below ``num_slots``.
     Raises:
         ValueError: an argument is out of range, or the group is not a headway group.
     """

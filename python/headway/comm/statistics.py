@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a group: how long this rank waited for which peer, and traffic. They cost no extra messages."""
+"""Statistics of a group: how long this rank waited for which peer, and traffic. They cost no extra messages.
+
+A slot is the receive buffer of one block. The lag of an exchange is the number of later exchanges of its channel that
+this rank had posted when it completed.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,9 @@ class GroupStatistics(TypedDict):
 
     peers: dict[int, PeerStatistics]  #: by rank in the group
     lag_histogram: list[int]  #: entry i: exchanges completed while i later ones of their channel were posted
-    wait_s_by_lag: list[float]  #: seconds waited at that lag
+    wait_s_by_lag: list[float]  #: entry i: seconds that exchanges of lag i were waited for
     operations: int  #: exchanges completed
-    lag_lost: int  #: blocks that were larger than a slot, in exchanges whose bound was above 0
+    lag_lost: int  #: blocks larger than a slot, which cannot lag, in exchanges whose ``max_lag`` was above 0
     #: large blocks that the receiver did not get in time, so that the sender sent them through the slot
     rendezvous_fallbacks: int
     queued: int  #: operations that could not be posted at their start

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of exchanges, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+"""Traces that show when exchanges started, were posted and completed, for Perfetto (ui.perfetto.dev) and
+chrome://tracing.
+"""
 
 from __future__ import annotations
 

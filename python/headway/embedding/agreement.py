@@ -92,7 +92,7 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _differences(settings_R: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Yields one phrase for each setting that differs between ranks."""
+    """Yields one phrase for each setting that differs between ranks; ``settings_R`` has the settings of each rank."""
     for name in dict.fromkeys(name for settings in settings_R for name in settings):
         ranks_of: dict[str, list[int]] = {}
         for rank, settings in enumerate(settings_R):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-#: Returns values, (W, D), and the number of valid rows, (1,) int32; None: all rows.
+#: Returns new gradients: pairs of values, (W, D), W rows and D columns, and the number of valid rows among them, (1,)
+#: int32; None: all rows.
 NewGradients = Callable[[], Sequence[tuple[torch.Tensor, torch.Tensor | None]]]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradient clipping by the norm over the parameters of a model and its tables.
 
-``torch.nn.utils.clip_grad_norm_()`` sees parameters only. The gradients of tables are the ``grad`` of no parameter.
+``torch.nn.utils.clip_grad_norm_()`` sees only the ``grad`` of parameters. Tables keep their gradients themselves.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ PendingBatch = LookupBatch
 class HashTableCollection(ShardedTables):
     """Dynamic embedding tables: looks up arbitrary 64-bit ids, inserts new ones, and trains their embeddings.
 
-    Tables of equal configuration without limits are merged. The ranks of ``process_group`` share the ids by hash. All
-    of them must construct the collection, look up, run backward and step together, with the same arguments except
-    ``num_threads``. ``optimizer`` updates the tables. With ``eval()`` a lookup inserts and counts nothing.
+    Tables of equal configuration without limits (``max_rows``, ``max_pending``) are merged. The ranks of
+    ``process_group`` share the ids by hash. All of them must construct the collection, look up, run backward and step
+    together, with the same arguments except ``num_threads``. ``optimizer`` updates the tables. A table counts the
+    lookups of each id, for admission and eviction. With ``eval()`` a lookup inserts and counts nothing.
 
     Args:
         tables: the tables.
@@ -48,14 +49,15 @@ class HashTableCollection(ShardedTables):
             (``none``). It changes neither counts nor embeddings, except for the rounding of sums.
         gradient_reduction: ``mean`` divides the sum over ranks by their number, as DDP does; ``sum`` does not.
         lookahead: number of batches that may be looked up before the step of an earlier one. Their rows are not
-            removed meanwhile. Gradients of older lookups search their rows again, and are counted if there is none.
+            removed meanwhile. A gradient of an older lookup searches its row again, and is dropped and counted if there
+            is none.
         seed: seed of initial embeddings.
         num_threads: threads of tables on the CPU; None: as many as torch has.
         strict: raise NoRoomError on all ranks if an id gets no row because a table is full, instead of counting it.
             On CUDA it makes each lookup wait for the device.
         device: device of tables and inputs: the CPU, or a CUDA device (``cuda``: the current one). On CUDA one rank
-            never waits for the device, except for a GradScaler or growth. Several ranks wait once per batch, for the
-            sizes of exchanges.
+            never waits for the device, except for a GradScaler or the growth of a table. Several ranks wait once per
+            batch, for the sizes of exchanges.
 
     Raises:
         ValueError: a name is used twice, a feature's table does not exist, an option is not for this device, or ranks
@@ -244,7 +246,7 @@ class HashTableCollection(ShardedTables):
             RuntimeError: a gradient was changed in place since the backward pass, or its table has no optimizer;
                 nothing is updated then.
         """
-        rates_G = []
+        rates_G = []  # G merged tables; each entry maps table ids to rates.
         for merged, rate, by_name in zip(self.merged_tables, rates, factors or [{}] * len(rates), strict=True):
             learning_rate_of(rate, f"the learning rate of table {merged.name}")
             rates_G.append(

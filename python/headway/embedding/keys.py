@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, deduplication, routing and buffers of exchanges: what collections are made of, for users who make their own."""
+"""Building blocks of a collection, for users who build their own: keys, deduplication, routing, exchange buffers.
+
+A key is an id with the id of its table. Routing assigns each key to the rank that owns it.
+"""
 
 from typing import Any
 

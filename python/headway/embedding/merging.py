@@ -71,7 +71,7 @@ class MergedTable:
     def build(
         self, *, seed: int, num_ranks: int, thread_pool: _embedding.ThreadPool, device: torch.device | None = None
     ) -> _embedding.Table:
-        """Makes the empty part of one of ``num_ranks`` ranks.
+        """Makes the empty shard of one rank, if ``num_ranks`` ranks share the table.
 
         Args:
             seed: seed of initial embeddings.
@@ -85,8 +85,8 @@ class MergedTable:
         max_rows = _share(config.max_rows, num_ranks)
         eviction = config.eviction
 
-        def mark(part: float) -> int | None:
-            return None if max_rows is None else int(max_rows * part)
+        def rows_at(fraction: float) -> int | None:
+            return None if max_rows is None else int(max_rows * fraction)
 
         try:
             return _embedding.Table(
@@ -95,8 +95,8 @@ class MergedTable:
                 optimizer=config.optimizer.build(),
                 max_rows=max_rows,
                 eviction="none" if eviction is None else eviction.policy,
-                high_water=None if eviction is None else mark(eviction.high_water),
-                low_water=None if eviction is None else mark(eviction.low_water),
+                high_water=None if eviction is None else rows_at(eviction.high_water),
+                low_water=None if eviction is None else rows_at(eviction.low_water),
                 time_to_live=config.time_to_live,
                 min_count=config.min_count,
                 max_pending=MOST_PENDING if config.max_pending is None else _share(config.max_pending, num_ranks),

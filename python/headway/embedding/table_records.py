@@ -79,7 +79,7 @@ class Records:
         if table_buckets is None or table_buckets == self.buckets:
             return self
         begin, end = table_buckets
-        of_rows, of_pending = (_places_within(each, begin, end) for each in self._buckets_of_keys)
+        of_rows, of_pending = (_indices_within(each, begin, end) for each in self._buckets_of_keys)
         columns = [column[of_rows] for column in self.rows]
         ids, counts, steps, embeddings, states = columns
         return replace(
@@ -125,7 +125,7 @@ def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _places_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+def _indices_within(buckets: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return ((buckets >= begin) & (buckets < end)).nonzero().view(-1)
 
 
@@ -134,6 +134,7 @@ def join_records(fragments: Sequence[Records], buckets: tuple[int, int]) -> Reco
     first = fragments[0]
     if len(fragments) == 1:
         return replace(first, buckets=buckets)
+    # From the fifth field on, values are columns.
     columns = [torch.cat(column) for column in zip(*(each.values()[4:] for each in fragments), strict=True)]
     return Records(first.routing_version, first.updates, buckets, first.table, *columns)
 

@@ -11,7 +11,7 @@ Equal scores share the mean of their ranks. gauc() sorts once by (user, score). 
 Example: scores [0.1, 0.4, 0.4, 0.8], labels [0, 0, 1, 1]: ranks [1, 2.5, 2.5, 4]. AUC = (2.5 + 4 - 3) / 4 = 0.875.
 
 Invariants: only the order of the scores matters. A user with one class has no AUC and is left out.
-Complexity: O(E log E) time, O(E) memory.
+Complexity: O(E log E) time and O(E) memory for E examples.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class TargetScores:
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = tuple(labels)
         names = ["", *(f"{kind} {name}" for name in labels for kind in ("score", "label"))]
+        #: By column: "" has the users, "score NAME" and "label NAME" those of a label.
         self._columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in names}
 
     def add(

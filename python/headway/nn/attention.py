@@ -103,6 +103,7 @@ class LayerAttention:
 
     @property
     def _scale(self) -> float | str:
+        """The operator's ``scale``. Its "max_length" is the longest sequence of the batch, not that of the config."""
         scale = self.config.scale
         if scale == "max_length":
             return 1 / self.config.max_length

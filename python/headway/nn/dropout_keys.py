@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout by counter: whether a value is dropped depends on its token, layer and column, and on nothing else.
 
-Idea: each token has a 64-bit key, a hash of (seed, step, sample, place within the sample). A layer mixes its own
-number and the column into it, and keeps the value if the top bits are below a bound. So a mask does not depend on the
+Idea: each token has a 64-bit key, a hash of (seed, step, sample, index within the sample). A layer mixes its own
+index and the column into it, and keeps the value if the top bits are below a bound. So a mask does not depend on the
 rank that computes a sample, on the order of samples in a batch, or on how a sequence is cut.
 
 Example: sample 7 is alone on rank 0, or third in a batch on rank 1. Its token 2 has the same key, so the same columns
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 _BITS = 24  #: Precision of the probability.
-_PLACE, _LAYER, _COLUMN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
+_POSITION, _LAYER, _COLUMN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
 
 
 def token_keys(sample_ids: Tensor, samples: Tensor, places: Tensor, *, seed: int, step: int) -> Tensor:
@@ -28,13 +28,13 @@ def token_keys(sample_ids: Tensor, samples: Tensor, places: Tensor, *, seed: int
     Args:
         sample_ids: (B,) int64, a number of each sample that is the same on all ranks.
         samples: (T,) int64, index in ``sample_ids`` of each token's sample.
-        places: (T,) int64, place of each token within its sample.
+        places: (T,) int64, index of each token within its sample.
         seed: seed of the run.
         step: optimizer step.
     """
     of_step = _mix(torch.tensor(_signed(seed * _COLUMN + step), device=sample_ids.device))
     of_samples = _mix(sample_ids ^ of_step)
-    return _mix(of_samples[samples] + places * _signed(_PLACE))
+    return _mix(of_samples[samples] + places * _signed(_POSITION))
 
 
 def keep_mask(keys: Tensor, num_columns: int, *, layer: int, dropout: float) -> Tensor:
@@ -43,7 +43,7 @@ def keep_mask(keys: Tensor, num_columns: int, *, layer: int, dropout: float) -> 
     Args:
         keys: (T,) int64 of ``token_keys()``.
         num_columns: values per token.
-        layer: number of the layer that asks.
+        layer: index of the layer.
         dropout: probability that a value is dropped.
     """
     columns = torch.arange(num_columns, device=keys.device) * _signed(_COLUMN) + _signed(layer * _LAYER)

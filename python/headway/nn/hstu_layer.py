@@ -42,7 +42,7 @@ class HSTULayer(nn.Module):
     def __init__(self, config: HSTUConfig, index: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.index = index  #: Place in a stack. With ``Sequences.dropout_keys`` each layer has masks of its own.
+        self.index = index  #: Index in a stack. With ``Sequences.dropout_keys`` each layer has masks of its own.
         self.uvqk_weight = nn.Parameter(torch.empty(config.dim, sum(config.projection_widths)))
         self.output_weight = nn.Parameter(torch.empty(config.output_width, config.dim))
         has_norm_bias = config.affine and config.norm == "layer"

@@ -45,6 +45,6 @@ class MMoE(nn.Module):
         outputs = hidden @ self.output_weight + self.output_bias  # (X, N, E)
         logits = self.gates(x).unflatten(1, (-1, num_experts))
         largest, experts = logits.topk(self.top_k, dim=2)
-        shares = largest.softmax(dim=2)  # Under autocast of another type than the logits.
+        shares = largest.softmax(dim=2)  # Under autocast its dtype differs from that of the logits.
         weights = torch.zeros_like(logits, dtype=shares.dtype).scatter(2, experts, shares)  # (N, K, X)
         return torch.einsum("nkx,xne->nke", weights.to(outputs.dtype), outputs)

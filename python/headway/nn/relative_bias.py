@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relative attention bias: learned weights by the distance of query and key in tokens and in time.
 
-Time differences fall into buckets of equal width in the logarithm. ``log_time_bounds()`` has the bounds of the buckets,
-and ``next_times()`` the time at which a query asks.
+Time differences fall into buckets of equal width in the logarithm. ``log_time_bounds()`` has the bounds of the buckets.
+``next_times()`` has the time of each query: a token predicts its successor, so it asks at the successor's time.
 
 Example: width ln(2), so the buckets are 0 to below 2, 2 to below 4, 4 to below 8 and so on, up to rounding; a query at
 time 103 and a key at time 100 have a difference of 3 and use the weight of the second bucket.

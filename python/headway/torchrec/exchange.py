@@ -38,7 +38,13 @@ from headway.torchrec.kernel import TableKernel
 
 
 class Batch:
-    """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated."""
+    """A batch of ids. It lives from the exchange of ids until the rows of this rank are updated.
+
+    Args:
+        lookup: the lookup in all merged tables.
+        begun: the state of this batch in ``lookup``, from ``lookup.begin()``.
+        kernels: the shard of each merged table.
+    """
 
     def __init__(self, lookup: TableLookup, begun: LookupBatch, kernels: Sequence[TableKernel]) -> None:
         self.lookup, self.begun, self.kernels = lookup, begun, kernels
@@ -48,6 +54,7 @@ class Batch:
         return tuple(self.lookup.take_embeddings(self.begun))
 
     def start_gradients(self, gradients: Sequence[torch.Tensor], *, scale: float = 1.0) -> None:
+        """Reduces the gradients of the outputs, (B, D) each, multiplies them by ``scale``, and starts to send them."""
         self.lookup.start_gradients(self.begun, gradients, factor=scale)
 
     def update(self) -> None:

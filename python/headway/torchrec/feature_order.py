@@ -27,7 +27,7 @@ class FeatureOrder:
         self._names = list(dict.fromkeys(names))
         self._device = device
         #: Keys of a batch -> positions of our features among them, on the host and on the device.
-        self._places: dict[tuple[str, ...], tuple[list[int], torch.Tensor]] = {}
+        self._positions: dict[tuple[str, ...], tuple[list[int], torch.Tensor]] = {}
 
     def apply(self, features: Any) -> KeyedJaggedTensor:
         """Returns the features in the collection's order, and drops others. Copies nothing if the order is right.
@@ -39,22 +39,22 @@ class FeatureOrder:
         """
         keys = tuple(features.keys())
         if not isinstance(features, KeyedJaggedTensor):
-            self._places_in(keys)
+            self._positions_in(keys)
             return maybe_td_to_kjt(features, self._names)
         inverse = features.inverse_indices_or_none()
         if list(keys) != self._names:
             with torch.no_grad():
-                features = features.permute(*self._places_in(keys))
+                features = features.permute(*self._positions_in(keys))
         if inverse is None or (features.inverse_indices_or_none() is inverse and inverse[0] == self._names):
             return features
         return _with_inverse_indices(features, self._ordered(*inverse))
 
-    def _places_in(self, keys: tuple[str, ...]) -> tuple[list[int], torch.Tensor]:
-        if keys not in self._places:
+    def _positions_in(self, keys: tuple[str, ...]) -> tuple[list[int], torch.Tensor]:
+        if keys not in self._positions:
             self._expect_each_once(keys)
-            places = [keys.index(name) for name in self._names]
-            self._places[keys] = places, torch.tensor(places, dtype=torch.int32, device=self._device)
-        return self._places[keys]
+            positions = [keys.index(name) for name in self._names]
+            self._positions[keys] = positions, torch.tensor(positions, dtype=torch.int32, device=self._device)
+        return self._positions[keys]
 
     def _expect_each_once(self, keys: tuple[str, ...]) -> None:
         missing = [name for name in self._names if name not in keys]

@@ -62,6 +62,7 @@ def _make(kind: type[Optimizer], hyperparameters: dict[str, Any], table: str) ->
 
 
 def _expect_neutral(asked: Mapping[str, Any], table: str) -> None:
+    """Raises ValueError if an option that tables do not have is set to other than None, False or 0."""
     refused = sorted(name for name, value in asked.items() if value not in (None, False, 0))
     if refused:
         raise ValueError(f"table {table}: dynamic tables have nothing for {', '.join(refused)}")

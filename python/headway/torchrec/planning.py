@@ -205,20 +205,20 @@ def shard(
             topology has another kind of device.
     """
     _expect_tables(model, tables)
-    place = resolve_device(device)
+    target = resolve_device(device)
     group = dist.group.WORLD if process_group is None else process_group
     if group is None:
         raise ValueError("torch.distributed is not initialised")
-    topology = topology or _topology(place, group.size())
-    if topology.compute_device != place.type:
-        raise ValueError(f"the topology is of {topology.compute_device} devices, but the model is to be on {place}")
+    topology = topology or _topology(target, group.size())
+    if topology.compute_device != target.type:
+        raise ValueError(f"the topology is of {topology.compute_device} devices, but the model is to be on {target}")
     makers = sharders(tables, seed=seed, strict=strict)
     plan = planner(tables, topology=topology, constraints=constraints, batch_size=batch_size).collective_plan(
         model, makers, group
     )
     env = ShardingEnv.from_process_group(group)
     return DistributedModelParallel(
-        model, env=env, device=place, plan=plan, sharders=makers, data_parallel_wrapper=data_parallel_wrapper
+        model, env=env, device=target, plan=plan, sharders=makers, data_parallel_wrapper=data_parallel_wrapper
     )
 
 

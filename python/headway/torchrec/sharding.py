@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row-wise sharding by hash: the hash of an id decides which rank owns it, not a range of ids."""
+"""Row-wise sharding by hash: the hash of an id decides which rank owns it, not a range of ids.
+
+``DynamicSharding`` makes the three modules that TorchRec asks a sharding for: ``IdDist`` exchanges ids,
+``DynamicLookup`` finds their rows, and ``EmbeddingDist`` exchanges embeddings and gradients. ``exchange.py`` has the
+stages.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +72,20 @@ class DynamicSharding(BaseRwEmbeddingSharding):  # type: ignore[misc]
 
     def __init__(self, sharding_infos: list[EmbeddingShardingInfo], env: ShardingEnv, device: Any) -> None:
         super().__init__(sharding_infos, env, device)
-        self._place = resolve_device(device)
-        self._thread_pool = ThreadPool(torch.get_num_threads() if self._place.type == "cpu" else 1)
+        self._table_device = resolve_device(device)
+        self._thread_pool = ThreadPool(torch.get_num_threads() if self._table_device.type == "cpu" else 1)
 
         self._lookup: DynamicLookup | None = None
 
     def create_input_dist(self, device: torch.device | None = None) -> IdDist:
         assert self._lookup is not None, "TorchRec makes the exchange of ids for the first batch, after the lookup"
-        return IdDist(self._lookup, self._features(), self._place)
+        return IdDist(self._lookup, self._features(), self._table_device)
 
     def create_lookup(
         self, device: torch.device | None = None, fused_params: Any = None, feature_processor: Any = None
     ) -> DynamicLookup:
         self._lookup = DynamicLookup(
-            self._grouped_embedding_configs, self._thread_pool, pg=self._pg, device=self._place, env=self._env
+            self._grouped_embedding_configs, self._thread_pool, pg=self._pg, device=self._table_device, env=self._env
         )
         return self._lookup
 
@@ -178,7 +183,7 @@ class DynamicLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     def forward(self, sparse_features: RequestedKeys) -> torch.Tensor:
         """Finds the rows of all keys for the batch. Returns an empty token for autograd.
 
-        Inserts and counts only in training, and not when a checkpoint recomputes.
+        Inserts and counts only in training, and not when activation checkpointing repeats the lookup.
         """
         self.tables.look_up(sparse_features.batch.begun, inserts=self.training and not is_recomputation())
         return self._token

@@ -32,7 +32,7 @@ using BackendPtr = c10::intrusive_ptr<HeadwayBackend>;
 constexpr int kSize = 2;
 constexpr int kRounds = 60;
 
-/// Two ranks per test, by engine. Reductions go to a SumBackend.
+/// Two ranks per test, by transport. Reductions go to a SumBackend.
 class BackendThreadsTest : public testing::TestWithParam<comm::Transport> {
  protected:
   /// Runs `body` in one thread per rank, each with its own backend.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo from the command line: output, failures, and leftovers."""
+"""The demo from the command line: output, failures, and leftovers.
+
+System ``sync`` is synchronous DLRM. ``bls-gloo`` and others are bounded-lag synchronous DLRM over that backend.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing line compares Headway with its rivals, and claims nothing on a busy host."""
+"""The closing line compares Headway with its rivals, and claims nothing on a busy host.
+
+System ``sync`` is synchronous DLRM. ``bls-gloo`` and others are bounded-lag synchronous DLRM over that backend. k is
+``max_lag``.
+"""
 
 from __future__ import annotations
 

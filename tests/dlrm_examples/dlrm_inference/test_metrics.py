@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency, throughput and the memory estimate match the paper's definitions."""
+"""Latency, throughput and the memory estimate match the definitions of the paper, arXiv 2512.19342."""
 
 from __future__ import annotations
 

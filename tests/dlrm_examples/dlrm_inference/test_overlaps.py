@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlaps of the paper's table I. Each test shows an order of events that is impossible without its overlap.
+"""The overlaps in table I of arXiv 2512.19342. Each test shows an order of events that needs its overlap.
 
 Ranks tell each other through a store which points they have reached. Without the overlap a rank would never reach its
 point, and the test would time out.

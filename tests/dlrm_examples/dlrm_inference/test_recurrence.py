@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of listing 2 matches times computed by hand."""
+"""The replay of listing 2 of arXiv 2512.19342, inference with bounded lag, matches times computed by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings enforce the conditions of the comparison."""
+"""Settings, the delays and requests under which systems are compared, are drawn as the comparison demands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: training, printed and written results, and errors for options that do not fit."""
+"""The command line: training, printed and written results, and errors for options that do not fit.
+
+A system is a kind of tables with its options. "smoothed rates" is a baseline that only counts clicks.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def test_the_command_prints_its_tables_and_writes_a_line_for_each_run(
     dynamic = runs[-1]
     assert (dynamic["params"]["epochs"], dynamic["params"]["max_rows"], dynamic["params"]["eviction"]) == (2, 70, "lru")
     assert dynamic["tables"]["evicted"] > 0
-    assert len(dynamic["rows_by_tenth"]) == 10
+    assert len(dynamic["rows_by_tenth"]) == 10  # Rows after each tenth of the training.
     assert max(dynamic["rows_by_tenth"]) <= 70
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requirements of every kind of table, checked against one dense parameter per table, and those of single kinds."""
+"""Requirements of static and dynamic tables, checked against one dense parameter per table, and those of one kind."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def random_batch(generator: torch.Generator, *, num_examples: int = 12) -> dict[
     batch = {}
     for feature in FEATURES:
         lengths = torch.randint(0, 5, (num_examples,), generator=generator)
-        places = torch.randint(0, len(IDS), (int(lengths.sum()),), generator=generator)
-        batch[feature.name] = Jagged(IDS[places], lengths)
+        positions = torch.randint(0, len(IDS), (int(lengths.sum()),), generator=generator)
+        batch[feature.name] = Jagged(IDS[positions], lengths)
     return batch
 
 
@@ -94,7 +94,7 @@ def test_a_look_up_without_gradients_takes_no_part_in_a_step(tables: Tables) -> 
         assert torch.equal(before[name], after[name])
 
 
-def test_ids_that_were_not_trained_have_their_initial_vectors(tables: Tables) -> None:
+def test_ids_that_were_not_trained_have_their_initial_embeddings(tables: Tables) -> None:
     learned, other = (Jagged(id_, torch.tensor([1])) for id_ in (IDS[:1], IDS[3:4]))
     loss_of(tables({"video": learned, "recent": learned, "user": learned})).backward()
     tables.step()
@@ -138,7 +138,7 @@ def test_static_tables_begin_where_the_caller_says() -> None:
     assert tables({"user": Jagged(IDS[:2], torch.tensor([2]))})["user"].tolist() == [[1.0] * 6]
 
 
-def test_initial_vectors_depend_on_seed_table_and_id_and_fill_their_range() -> None:
+def test_initial_embeddings_depend_on_seed_table_and_id_and_fill_their_range() -> None:
     ids = torch.arange(2000)
     embeddings = uniform_embeddings("a", ids, dim=6, span=0.3, seed=1)
 
@@ -151,7 +151,7 @@ def test_initial_vectors_depend_on_seed_table_and_id_and_fill_their_range() -> N
     assert not torch.equal(embeddings, uniform_embeddings("a", ids, dim=6, span=0.3, seed=2))
 
 
-def test_initial_vectors_of_no_ids_have_the_width_of_the_table() -> None:
+def test_initial_embeddings_of_no_ids_have_the_width_of_the_table() -> None:
     assert uniform_embeddings("a", IDS[:0], dim=6, span=0.3, seed=1).shape == (0, 6)
 
 

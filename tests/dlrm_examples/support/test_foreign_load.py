@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that run beside a measurement: they use processors, and they end with it."""
+"""Programs that run beside a measurement: they use processors, and they end with it.
+
+The kinds: spin counts, memory copies memory, compile runs a C++ compiler again and again. ``spin=2`` is two processes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def programs() -> list[Path]:
             is_leader = os.getpgid(int(folder.name)) == int(folder.name)
         except OSError:
             continue
-        # A program that starts a compiler has a child with its own words for a moment.
+        # Between fork and exec, a child of a program still has the command line of the program, but leads no group.
         if b"dlrm_examples.support.foreign_load" in words and is_leader:
             found.append(folder)
     return found
@@ -40,7 +43,8 @@ def test_programs_use_a_processor_until_the_block_ends(kind: str) -> None:
     with foreign_load([ForeignLoad(kind=kind, num_processes=2)]):
         started = set(programs()) - before
         assert len(started) == 2
-        # Linux may give each session an equal share of the processor: the ranks' session, too, whatever their number.
+        # With sched_autogroup_enabled, Linux gives each session an equal share of the processor, however many
+        # processes it has. So programs must stay in the session of the ranks.
         assert {os.getsid(int(folder.name)) for folder in started} == {os.getsid(0)}
         deadline = time.monotonic() + 20
         while not all(ticks_of(folder) for folder in started):

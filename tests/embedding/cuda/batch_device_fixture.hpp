@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Fixture of the tests of a CUDA device's BatchDevice (memory and kernels for the batches of a ShardedTable).
+
 #pragma once
 
 #include "deduplicator_fixture.hpp"
@@ -29,6 +32,7 @@ std::vector<T> download(Block<T> const& block) {
   return download(block.span);
 }
 
+/// Adds a BatchDevice on device 0 and the fixture's stream to the deduplicators of the base.
 class CudaBatchDeviceTest : public CudaDeduplicatorTest {
  protected:
   void SetUp() override {

@@ -2,6 +2,9 @@
 
 // The BatchDevice of a CUDA device: memory, unique keys, messages and streams, compared with the host. Its calls on
 // values are in batch_device_values_test.cpp.
+//
+// The known keys of a batch are its valid prefix, whose length only the device may know (Keys::num_known). Likewise,
+// UniqueBlocks::size is set only if the host knows the number of unique keys; size_on_device always has it.
 
 #include "batch_device_fixture.hpp"
 #include "headway/base/status.hpp"
@@ -18,7 +21,7 @@
 namespace headway::embedding {
 namespace {
 
-/// The unique keys of a batch. @param num_keys number of known keys of the batch
+/// Copies unique keys to the host. @param num_keys number of known keys of the batch
 UniqueKeys download(UniqueBlocks const& unique, std::size_t num_keys) {
   std::size_t const size = download(unique.size_on_device).at(0);
   auto const first = [](auto const& block, std::size_t count) { return download(block.first(count)); };
@@ -84,12 +87,12 @@ TEST_F(CudaBatchDeviceTest, ManyPiecesOfAnyAlignmentAreCopied) {
     for (std::size_t const unit : {1, 4, 16}) {
       SCOPED_TRACE(testing::Message() << num_pieces << " pieces, unit " << unit);
       std::vector<CopyPiece> pieces;
-      std::vector<std::pair<std::size_t, std::size_t>> places;
+      std::vector<std::pair<std::size_t, std::size_t>> ranges;  // Offset and size of each piece.
       std::size_t end = 0;
       for (std::size_t i = 0; i < num_pieces; ++i) {
         std::size_t const size = i % 5 == 0 ? i % 2 : i == 33 ? 1'000'001 : random_() % 3'000;
         end += unit;
-        places.emplace_back(end, size);
+        ranges.emplace_back(end, size);
         end = (end + size + unit - 1) / unit * unit;
       }
       auto const values = random_numbers<std::uint8_t>(end);
@@ -97,10 +100,10 @@ TEST_F(CudaBatchDeviceTest, ManyPiecesOfAnyAlignmentAreCopied) {
       std::size_t const shift = unit == 1 ? 3 : 0;
       DeviceArray<std::uint8_t> const from(values), to(end + shift, 0xee);
       std::vector<std::uint8_t> expected(end + shift, 0xee);
-      for (auto const& [place, size] : places) {
-        pieces.push_back({.to = to.data() + place + shift, .from = from.data() + place, .num_bytes = size});
-        std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(place), size,
-                    expected.begin() + static_cast<std::ptrdiff_t>(place + shift));
+      for (auto const& [offset, size] : ranges) {
+        pieces.push_back({.to = to.data() + offset + shift, .from = from.data() + offset, .num_bytes = size});
+        std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(offset), size,
+                    expected.begin() + static_cast<std::ptrdiff_t>(offset + shift));
       }
       device_->copy(pieces);
       EXPECT_TRUE(to.all() == expected);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The calls of a CUDA device's BatchDevice on weights, values and keys with values, compared with the host.
+//
+// The known keys of a batch are its valid prefix. The host knows its length, or only the device (Keys::num_known).
 
 #include "batch_device_fixture.hpp"
 
@@ -13,7 +15,7 @@
 namespace headway::embedding {
 namespace {
 
-/// Keys with values on the host, and their copy on the device with a number of known keys.
+/// Keys with values on the host, and their copy on the device with a random number of known keys there.
 struct Piece {
   Piece(std::mt19937_64& random, std::size_t size, std::uint32_t num_tables, std::size_t dim)
       : batch(random_batch(random, {.size = size, .num_ids = 1'000, .num_tables = num_tables})),
@@ -231,6 +233,7 @@ TEST_F(CudaBatchDeviceTest, TheKeysOfATableAreSelectedInTheirOrder) {
   }
 }
 
+// count_if_any() gives the number of known keys if any of flags[first], flags[first + kStride], ... is not 0; else 0.
 TEST_F(CudaBatchDeviceTest, KeysCountIfAnyFlagIsSet) {
   DeviceBatch const batch(random_batch(random_, {.size = 10}));
   DeviceArray<std::uint32_t> const known(1, 6);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // expand() and reduce() on a CUDA device, compared with the CPU.
+//
+// expand() sums the embeddings of each bag's keys. reduce() sums the gradients of all bags that hold a key. The members
+// of a unique key are its positions in the batch. A Room is device memory for the unique keys.
 
 #include "deduplicator_fixture.hpp"
 #include "headway/embedding/cuda_table.hpp"
@@ -115,8 +118,8 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
   DeviceArray<std::int64_t> const offsets(bags.offsets);
   DeviceArray<float> const weights(bags.weights), from(gradients);
   DeviceArray<std::uint32_t> const none(1, 0);
-  // Keys and rows beyond the known ones hold arbitrary values, and must not be used.
-  auto const learn = [&](std::uint32_t const* num_known) {
+  // Keys and rows beyond the first *num_known hold arbitrary values, and must not be used.
+  auto const update_and_gather = [&](std::uint32_t const* num_known) {
     auto const table = make_cuda_table(options, place());
     auto const view = room.view();
     auto keys = view.keys();
@@ -132,10 +135,10 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
     static_cast<void>(table->size());
     return out.first(expected.size());
   };
-  auto const learned = learn(nullptr);
-  for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(learned[i], expected[i], 1e-4) << i;
-  EXPECT_TRUE(learn(nullptr) == learned);
-  EXPECT_TRUE(learn(none.data()) == before);
+  auto const updated = update_and_gather(nullptr);
+  for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(updated[i], expected[i], 1e-4) << i;
+  EXPECT_TRUE(update_and_gather(nullptr) == updated);
+  EXPECT_TRUE(update_and_gather(none.data()) == before);
 }
 
 }  // namespace

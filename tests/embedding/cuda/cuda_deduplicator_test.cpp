@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Deduplication, reordering and routing on a CUDA device, compared with the CPU.
+//
+// A route is the order of keys by owner rank, with their number per rank. The known keys of a batch are its valid
+// prefix, whose length only the device may know (Keys::num_known). A Room is device memory for the unique keys.
 
 #include "deduplicator_fixture.hpp"
 #include "headway/base/status.hpp"
@@ -97,17 +100,17 @@ TEST_F(CudaDeduplicatorTest, RoutesAreThoseOfTheCpu) {
       SCOPED_TRACE(testing::Message() << size << " keys to " << num_ranks << " ranks");
       DeviceArray<std::uint32_t> const order(size, 77);
       DeviceArray<std::int64_t> const counts(num_ranks, 77);
-      auto const way = route(batch.keys(), num_ranks);
+      auto const expected = route(batch.keys(), num_ranks);
       deduplicator_->route(on_device.keys(), order.span(), counts.span());
-      EXPECT_TRUE(order.all() == way.order);
-      EXPECT_TRUE(counts.all() == way.counts);
+      EXPECT_TRUE(order.all() == expected.order);
+      EXPECT_TRUE(counts.all() == expected.counts);
 
       std::size_t const known = size / 3;
       DeviceArray<std::uint32_t> const num_known(1, static_cast<std::uint32_t>(known));
-      auto const way_of_known = route(batch.keys(known), num_ranks);
+      auto const expected_of_known = route(batch.keys(known), num_ranks);
       deduplicator_->route(on_device.keys(num_known.data()), order.span(), counts.span());
-      EXPECT_TRUE(order.first(known) == way_of_known.order);
-      EXPECT_TRUE(counts.all() == way_of_known.counts);
+      EXPECT_TRUE(order.first(known) == expected_of_known.order);
+      EXPECT_TRUE(counts.all() == expected_of_known.counts);
     }
   }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A large CUDA table spreads an eviction over 16 steps, one part of its keys in each.
+// A large CUDA table spreads an eviction over 16 steps, one part of its keys (chosen by hash) in each.
+//
+// begin_step(step, oldest_in_use) evicts rows above high_water down to low_water. Rows looked up in step oldest_in_use
+// or later are in use and stay.
 
 #include "headway/embedding/routing.hpp"
 #include "table_fixture.hpp"

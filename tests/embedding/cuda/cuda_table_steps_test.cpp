@@ -116,6 +116,8 @@ class CudaTableStepsTest : public testing::Test {
   }
 };
 
+/// Starts step `number`, which may evict rows that were not looked up in the step before, and inserts the keys of
+/// `step`.
 void enqueue(Table& table, Step const& step, std::uint32_t number) {
   table.begin_step(number, number - 1);
   table.find_or_insert(step.on_device(), step.rows.span(), step.statuses.span());
@@ -173,7 +175,8 @@ TEST_F(CudaTableStepsTest, TheHostDoesNotWaitForTheDeviceInStepsAtTheLimit) {
     for (bool const are_unique : {false, true}) {
       TableOptions const options{
           .dim = 4, .max_rows = 20'000, .eviction = policy, .high_water = 18'000, .low_water = 17'000};
-      // The first step makes the stripes large enough for all keys that come while the device is held.
+      // The first step makes the stripes (64 parts of the key index, each grows by itself) large enough for all keys
+      // that come while the device is held.
       auto const first = make_steps(1, 200'000, are_unique), steps = make_steps(8, 5'000, are_unique);
       HeldStream stream;
       auto const table = make_cuda_table(options, stream.place());
@@ -191,6 +194,7 @@ TEST_F(CudaTableStepsTest, TheHostDoesNotWaitForTheDeviceInStepsAtTheLimit) {
   }
 }
 
+// A table with a high_water of 2^20 rows or more spreads an eviction over 16 steps, one part of its keys in each.
 TEST_F(CudaTableStepsTest, ALargeTableEvictsInPartsThoughTheHostKnowsTheRowsLate) {
   constexpr std::size_t kHighWater = std::size_t{1} << 20, kLowWater = kHighWater - kHighWater / 8, kBatch = 64;
   constexpr std::uint32_t kNumParts = 16;
@@ -212,7 +216,8 @@ TEST_F(CudaTableStepsTest, ALargeTableEvictsInPartsThoughTheHostKnowsTheRowsLate
   enqueue(*table, filling, ++number);
   static_cast<void>(table->size());  // From here on the host knows the number of rows.
   stream.hold();
-  // The host has to reckon with too many rows after the known keys, and the device has them only after the new keys.
+  // The table has the keys of `known`, but the host cannot tell, so it must reckon with too many rows. The device has
+  // too many only after the keys of `added`.
   enqueue(*table, known, ++number);
   table->begin_step(number + 1, number);
   ++number;

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Batches of keys on the host and on a CUDA device, and the fixture of tests that compare both.
+
 #pragma once
 
 #include "device_array.hpp"
@@ -21,7 +24,7 @@ namespace headway::embedding {
 /// Keys of a batch in host memory.
 struct HostBatch {
   std::vector<std::uint64_t> ids{};
-  std::vector<std::uint32_t> tables{};
+  std::vector<std::uint32_t> tables{};  ///< Table of each key; empty: all keys are of `table`.
   std::uint32_t table = 0;
   std::vector<std::uint32_t> counts{};  ///< Lookups that each key stands for.
 
@@ -114,6 +117,7 @@ struct BatchKind {
   std::uint64_t end_of_counts = 0;  ///< Upper bound of counts (exclusive); 0: no counts.
 };
 
+/// Keys of table 9 if there is one table, else of tables 0 to num_tables - 1.
 inline HostBatch random_batch(std::mt19937_64& random, BatchKind const& kind) {
   HostBatch batch{.table = kind.num_tables == 1 ? 9U : 0U};
   for (std::size_t i = 0; i < kind.size; ++i) {
@@ -133,7 +137,7 @@ inline std::vector<float> random_integers(std::mt19937_64& random, std::size_t s
   return values;
 }
 
-/// Bags in host memory; no offsets: each key is a bag.
+/// Bags in host memory: bag b holds the keys from offsets[b] to offsets[b + 1] - 1. No offsets: each key is a bag.
 struct HostBags {
   std::vector<std::int64_t> offsets{};
   std::vector<float> weights{};
@@ -169,6 +173,7 @@ class CudaDeduplicatorTest : public testing::Test {
     base::check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     deduplicator_ = make_cuda_deduplicator(place());
   }
+  /// Device and stream of the objects under test.
   [[nodiscard]] CudaPlace place() const {
     return {.device = 0, .current_stream = [this] { return stream_; }};
   }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Joining features on a CUDA device, compared with the CPU.
+//
+// A feature is jagged: lists of ids of one table, one list per sample. join_features() concatenates the ids of all
+// features, with the table of each id, bag offsets and weights. A pooled list is a bag; else each id is one.
 
 #include "device_array.hpp"
 #include "headway/embedding/features.hpp"
@@ -132,6 +135,7 @@ TEST_F(JoinedFeaturesOnCuda, MayBeManyOrPooledAlikeOrNotAtAll) {
   }
 }
 
+// The number of lists equals that of ids, although lists are not of one id each.
 TEST_F(JoinedFeaturesOnCuda, MayHaveAListForEachIdByChance) {
   Batch batch;
   batch.add(Pooling::kNone, true, false, {2, 0}, random_);

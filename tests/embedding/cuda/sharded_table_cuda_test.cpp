@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A ShardedTable of one rank on a device learns what one in host memory learns. Gradients are small integers, so sums
-// have the same bits in any order.
+// A ShardedTable of one rank on a device trains as one in host memory does. Gradients are small integers, so sums have
+// the same bits in any order. The variable `merged` is the index of a merged table: tables of equal options that share
+// storage.
 
 #include "device_array.hpp"
 #include "headway/embedding/batch_device.hpp"
@@ -24,6 +25,7 @@
 namespace headway::embedding {
 namespace {
 
+/// Where a lookup removes duplicates (nowhere, before keys are sent, at their owner, both), and the optimizer.
 using DeviceMode = std::tuple<Dedup, kernels::OptimizerKind>;
 
 class CudaShardedTableTest : public testing::TestWithParam<DeviceMode> {
@@ -34,7 +36,7 @@ class CudaShardedTableTest : public testing::TestWithParam<DeviceMode> {
   }
 };
 
-/// A RankBatch whose ids, lengths and gradients are copies on the device.
+/// Copy on the device of a RankBatch: ids, lengths, weights and gradients of the features of one rank.
 class DeviceRankBatch {
  public:
   explicit DeviceRankBatch(RankBatch const& batch) : weights_(batch.tag_weights) {

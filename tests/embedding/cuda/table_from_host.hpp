@@ -3,8 +3,9 @@
 // Lets the tests of CPU tables run on CUDA tables: keys and results are copied between host and device around each
 // call.
 //
-// Every call waits for the device, so an error of a kernel is thrown by the call that caused it. That is far too slow
-// for use, and exactly right for tests.
+// Calls that look up, gather, insert or update wait for the device, so an error of a kernel shows in the call that
+// caused it. erase(), begin_step() and halve_counts() may only enqueue; their errors show in the next call that waits.
+// Such waits are far too slow for use, and exactly right for tests.
 
 #pragma once
 
@@ -26,8 +27,8 @@ inline bool has_cuda_device() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-/// Adapter: a CUDA table that takes keys and values in host memory. Each call waits for the device, so it throws the
-/// errors of its own work.
+/// Adapter: a CUDA table that takes keys and values in host memory. Updates have no results, so they wait by
+/// table_->size().
 class TableFromHost final : public Table {
  public:
   explicit TableFromHost(TableOptions const& options) : table_(make_cuda_table(options, {})) {}

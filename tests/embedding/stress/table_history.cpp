@@ -2,9 +2,9 @@
 
 // Random histories of a table, compared with an oracle after each operation; table_history.hpp has the idea.
 //
-// All drawn values are powers of two, so that sums and products are exact in any order and results can be compared
-// bit by bit. The draws are skewed on purpose: a few ids come again and again, batches repeat keys, and the ids 0 and
-// 2^64 - 1 are among them.
+// Drawn rates, betas and gradients are powers of two, and drawn embeddings and states are small integers. So products
+// are exact, with and without fused multiply-adds, and results can be compared bit by bit. The draws are skewed on
+// purpose: a few ids come again and again, batches repeat keys, and the ids 0 and 2^64 - 1 are among them.
 
 #include "table_history.hpp"
 

@@ -4,15 +4,15 @@
 //
 // Idea: a history draws the options of a table (limits, policy, precision, optimizer), then 50 to 199 operations with
 // random batches. Each operation runs on the table and on Oracle. After each one, statuses, embeddings, sizes and
-// statistics must agree; now and then, and at the end, all records and pending keys too. Rows must not move within a
-// generation, and no two keys may share a row. An operation of its own ("move in parts") continues with a new table
-// that imported everything in parts, as after a restart on another number of ranks.
+// statistics must agree; now and then, and at the end, all records and pending keys (those without a row yet) too. Rows
+// must not move within a generation, and no two keys may share a row. An operation of its own ("move in parts")
+// continues with a new table that imported everything in parts, as after a restart on another number of ranks.
 //
 // Example: a history has max_rows 40 and LRU. A find_or_insert reports kNoRoom where the oracle inserts: the program
 //   prints seed, options and operation, and a command line that plays the same history again.
 //
 // Invariants: the seed and the largest number of threads decide the whole history. All values are compared bit by bit:
-//   rates, moments and gradients are powers of two, so fused multiply-adds give the same results.
+//   rates, betas and gradients are powers of two, so fused multiply-adds give the same results.
 // Complexity: up to 30,000 ids in each of 3 tables and batches of up to 6,000 keys; the oracle's sorts dominate.
 
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace headway::embedding {
 
-/// Thrown when a table and the oracle disagree.
+/// Thrown when a table and the oracle disagree; the text names the first different value.
 class Difference : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -54,8 +54,8 @@ class TableHistory {
   /// Values drawn once, for the whole history.
   struct Plan {
     std::uint64_t num_ids = 0;
-    std::uint32_t num_tables = 0, first_table = 0;
-    std::size_t most_keys = 0;  ///< Upper bound of a batch's size (exclusive).
+    std::uint32_t num_tables = 0, first_table = 0;  ///< Keys are of tables first_table, first_table + 1, ...
+    std::size_t most_keys = 0;                      ///< Upper bound of a batch's size (exclusive).
     std::size_t num_operations = 0;
     TableOptions options{};
     double learning_rate = 0;
@@ -96,6 +96,7 @@ class TableHistory {
   [[nodiscard]] Plan draw_plan();
   void draw_optimizer(Plan& plan);
   [[nodiscard]] std::unique_ptr<Table> make_table();
+  /// Lookups of a key: mostly 1 to 3, at times 0, rarely so many that counts saturate.
   [[nodiscard]] std::uint32_t draw_count();
   [[nodiscard]] Batch draw_batch();
   [[nodiscard]] Batch draw_different_keys();

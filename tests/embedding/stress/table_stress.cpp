@@ -33,7 +33,7 @@ constexpr int kFailed = 1, kBadUsage = 2, kNoDevice = 77;
 
 struct Arguments {
   std::uint64_t seed = 1, seconds = 60, histories = std::numeric_limits<std::uint64_t>::max();
-  int thread_pool = 3;
+  int most_threads = 3;  ///< Largest number of threads of a CPU table.
 };
 
 /// Parses a number in [least, most]. @throws std::invalid_argument that names the option
@@ -60,7 +60,7 @@ Arguments parse_arguments(std::vector<std::string_view> const& words) {
     else if (option == "--histories")
       arguments.histories = parse_number(option, words[i + 1], 1, kMost);
     else if (option == "--threads")
-      arguments.thread_pool = static_cast<int>(parse_number(option, words[i + 1], 1, 256));
+      arguments.most_threads = static_cast<int>(parse_number(option, words[i + 1], 1, 256));
     else
       throw std::invalid_argument("unknown option " + std::string(option));
   }
@@ -68,11 +68,11 @@ Arguments parse_arguments(std::vector<std::string_view> const& words) {
 }
 
 /// Plays one history and prints the difference, if there is one. @returns whether there was none
-bool play(std::uint64_t seed, int thread_pool, std::uint64_t& num_operations) {
+bool play(std::uint64_t seed, int most_threads, std::uint64_t& num_operations) {
   std::optional<TableHistory> history;
   std::string what;
   try {
-    history.emplace(seed, thread_pool);
+    history.emplace(seed, most_threads);
     history->play();
   } catch (std::exception const& error) {
     what = error.what();
@@ -82,7 +82,7 @@ bool play(std::uint64_t seed, int thread_pool, std::uint64_t& num_operations) {
   auto const at = history ? history->describe() : "its beginning";
   std::printf("seed %llu: %s\n  at %s\n  replay: %s --seed %llu --histories 1 --threads %d\n",
               static_cast<unsigned long long>(seed), what.c_str(), at.c_str(), kProgram,
-              static_cast<unsigned long long>(seed), thread_pool);
+              static_cast<unsigned long long>(seed), most_threads);
   std::fflush(stdout);
   return false;
 }
@@ -99,7 +99,7 @@ int run(Arguments const& arguments) {
       std::fflush(stdout);
       next_said = Clock::now() + std::chrono::seconds(1);
     }
-    if (!play(seed, arguments.thread_pool, num_operations)) ++num_differences;
+    if (!play(seed, arguments.most_threads, num_operations)) ++num_differences;
   }
   std::printf("%llu histories, %llu operations, %llu differences\n", static_cast<unsigned long long>(num_histories),
               static_cast<unsigned long long>(num_operations), static_cast<unsigned long long>(num_differences));

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Cases of HSTU attention for the tests of GPU kernels, and their reference in float64.
+
 #pragma once
 
 #include "headway/kernels/hstu_attention.hpp"
@@ -14,15 +17,17 @@
 
 namespace headway::kernels {
 
-/// Input of HSTU attention for tests against AttentionOracle. All numbers are exact in the 16-bit format under test.
+/// Input of HSTU attention for tests against AttentionOracle. Queries are the last tokens of a sequence; if there are
+/// more keys than queries, the first keys are cached ones.
 struct AttentionCase {
   std::string name{};
   std::vector<std::int64_t> num_queries{}, num_keys{};  ///< Tokens per sequence.
   std::int32_t num_heads = 1, dim = 64;
   HstuAttentionOptions options{};
+  /// Tokens at the start of a sequence that see all its history, and at its end that do not see each other; or empty.
   std::vector<std::int32_t> num_contextual{}, num_targets{};
-  bool has_position = false;
-  std::vector<float> time_bounds{};
+  bool has_position = false;         ///< Is there a bias by the distance of query and key?
+  std::vector<float> time_bounds{};  ///< Bounds of the buckets of time differences; empty: no time bias.
   std::int64_t shortest_gap = 0, longest_gap = 100;  ///< Range of time differences between neighbouring tokens.
   std::int64_t padding = 0;                          ///< Elements between the heads of one token and those of the next.
   std::int32_t value_dim = 0;                        ///< 0: equal to `dim`.
@@ -32,7 +37,8 @@ struct AttentionCase {
   [[nodiscard]] bool has_bias() const { return has_position || !time_bounds.empty(); }
 };
 
-/// Tensors of a case as float, including `grad_out`. Rows are (tokens, heads, dim) without padding.
+/// Tensors of a case as float, including `grad_out`. Rows are (tokens, heads, dim) without padding. Their numbers are
+/// exact in the format under test; bias weights are any float32.
 struct AttentionTensors {
   std::vector<std::int64_t> query_offsets{0}, key_offsets{0};
   std::int64_t max_queries = 0, max_keys = 0;
@@ -105,7 +111,8 @@ struct AttentionGradients {
   std::vector<double> position_magnitudes, time_magnitudes;
 };
 
-/// Reference in float64 that visits each visible pair of query and key.
+/// Reference in float64 that visits each visible pair of query and key: out = sum of scale * SiLU(score) * value, with
+/// score = alpha * (query . key + bias).
 class AttentionOracle {
  public:
   AttentionOracle(AttentionCase const& of, AttentionTensors const& tensors) : case_(of), tensors_(tensors) {}

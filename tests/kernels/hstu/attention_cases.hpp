@@ -96,12 +96,13 @@ inline std::vector<AttentionCase> attention_cases() {
        .has_position = true,
        .time_bounds = logarithmic_bounds(40),
        .longest_gap = 50});
+  // Several bounds share a cell of a TimeTable, the table in which kernels look up the bucket of a time difference.
   add({.name = "TimeCrowded",
        .num_queries = {150},
        .options = causal,
        .time_bounds = {0, 0, 0.5, 1, 100, 100, 101, 102, 103, 5000},
        .longest_gap = 40});
-  // Time differences exceed the integers that a float holds, before and behind a tile.
+  // Times lie more than 2^24 before and after those of a tile. Beyond 2^24, floats do not hold every integer.
   add({.name = "TimeFarApart",
        .num_queries = {260, 70},
        .dim = 128,
@@ -109,7 +110,7 @@ inline std::vector<AttentionCase> attention_cases() {
        .time_bounds = logarithmic_bounds(70),
        .shortest_gap = -20'000'000,
        .longest_gap = 50'000'000});
-  // Two cases: most groups of pairs lie in one or two buckets; most lie in more.
+  // Two cases: most groups of pairs (16 queries by 8 keys on sm_90) lie in one or two buckets; most lie in more.
   add({.name = "TimeFewBuckets",
        .num_queries = {300, 65},
        .num_heads = 2,
@@ -122,7 +123,8 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .time_bounds = linear_bounds(1000),
        .longest_gap = 60});
-  // Three limits: most bounds for rounded weights (RoundedTimeWeights), one more, and most bounds of a TimeTable.
+  // Three limits: most bounds for which sm_90 rounds weights to 16 bits (RoundedTimeWeights), one more, and most bounds
+  // of a TimeTable.
   add({.name = "TimeMostRounded",
        .num_queries = {140},
        .dim = 256,
@@ -162,8 +164,9 @@ inline std::vector<AttentionCase> attention_cases() {
   return cases;
 }
 
-/// Groups of pairs in two buckets, the first of which is hidden by a huge negative weight. A rise added to that weight
-/// would be lost.
+/// Most groups of pairs are in two buckets of time differences, and the first bucket is hidden by a huge negative
+/// weight. A kernel may add the first weight to all pairs of a group, and the difference of the two weights to those in
+/// the second bucket. Beside a huge weight that difference would be lost.
 inline AttentionCase hidden_bucket_case() {
   return {.name = "HiddenBucket",
           .num_queries = {300, 65},
@@ -174,7 +177,7 @@ inline AttentionCase hidden_bucket_case() {
           .hidden_weight = -1e9F};
 }
 
-/// Hidden buckets for pairs that are looked up one by one.
+/// Hidden buckets for pairs in more than two buckets, whose weights are looked up one by one.
 inline AttentionCase hidden_pairs_case() {
   return {.name = "HiddenPairs",
           .num_queries = {200},

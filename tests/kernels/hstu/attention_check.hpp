@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Comparison of the results of attention kernels with the reference.
+
 #pragma once
 
 #include "attention_case.hpp"

@@ -14,7 +14,8 @@
 
 namespace headway::kernels {
 
-/// Fills every other sequence, from `first` on, with numbers that are not finite. They must not affect the others.
+/// Fills every other sequence, from `first` (0 or 1) on, with numbers that are not finite. They must not affect the
+/// others.
 class BadSequences {
  public:
   explicit BadSequences(std::size_t first) : first_(first) {}
@@ -33,6 +34,7 @@ class BadSequences {
   }
 
   /// Expects the rows of all good sequences to equal those of `clean`, which was computed without bad sequences.
+  /// @param row elements per token: heads times columns
   void expect_others_are(std::vector<float> const& clean, std::vector<float> const& values,
                          std::vector<std::int64_t> const& offsets, std::int32_t row) const {
     for_each(offsets, row, false, [&](std::size_t begin, std::size_t end) {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // BlockKernels of every instruction set that this processor supports, function by function.
+//
+// They are the inner loops of HSTU attention on the CPU: products, scores and conversions of blocks of at most 64
+// queries and 64 keys. A Bfloat16Pair is two neighbours along the summed index of a product, which one instruction
+// multiplies.
 
 #include "hstu/cpu/block_kernels.hpp"
 
@@ -57,6 +61,7 @@ TYPED_TEST(BlockKernelsOf, MultiplyAsALoopDoes) {
   };
   this->for_each_set([&](BlockKernels<Real> const& kernels) {
     for (auto const [rows, columns, depth] : {Size{1, 1, 1}, {5, 17, 3}, {8, 48, 64}, {13, 33, 9}, {64, 130, 20}}) {
+      // Kernels take kRowStep rows at a time, so `a` and `c` have room behind their last row.
       std::int64_t const room = (rows + kRowStep) * depth, stride = padded(columns) + 1;
       std::vector<Real> const a = this->random_block(room), b = this->random_block(depth * stride);
       std::vector<Real> const before = this->random_block((rows + kRowStep) * stride);
@@ -82,7 +87,8 @@ TYPED_TEST(BlockKernelsOf, MultiplyAsALoopDoes) {
   });
 }
 
-/// Block of scores between -110 and 110 with a bias and a mask.
+/// Block of scores with a bias and a mask. `seen` has the range of keys that each query sees, and its own key. Key 0 of
+/// the block has index kFirstKey in its sequence.
 template <class Real>
 struct Scores {
   std::vector<Real> s, bias;
@@ -267,6 +273,7 @@ TEST_F(PairKernels, LoadNeighboursOfARowOrOfAColumn) {
     bool const is_there = row < kNumRows && column < kColumns;
     return is_there ? kBfloat16Format.decoded(source[static_cast<std::size_t>(row * kStride + column)]) : 0;
   };
+  // load() pairs neighbours of a row, load_deep() neighbours of a column.
   std::vector<Bfloat16Pair> along(kNumRows * kBlockStride, {~0U}), deep = along;
   kernels().load(rows, along.data(), kBlockStride);
   kernels().load_deep(rows, deep.data(), kBlockStride);
@@ -287,6 +294,7 @@ TEST_F(PairKernels, LoadNeighboursOfARowOrOfAColumn) {
 TEST_F(PairKernels, RoundNeighboursOfARowOrOfAColumn) {
   constexpr std::int64_t kNumRows = 33, kColumns = 37;
   std::vector<float> const values = values_to_round(kBfloat16Format);
+  // The instruction that converts pairs (VCVTNE2PS2BF16) takes denormals as 0.
   auto const rounded = [](float value) {
     return std::abs(value) < 0x1p-126F ? 0 : kBfloat16Format.decoded(kBfloat16Format.encoded(value));
   };

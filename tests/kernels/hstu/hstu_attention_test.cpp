@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// HSTU attention on the CPU against its definition (HstuOracle), token by token in float64.
+// HSTU attention on the CPU against its definition (HstuOracle), token by token in float64. A plain loop in float32
+// gives the error that is allowed.
 
 #include "headway/kernels/hstu_attention.hpp"
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // HstuSequenceMask against its definition: every mask of short sequences, token by token.
+//
+// The tokens of a sequence are its keys: contextual tokens, then the history, then targets. Queries are the last of
+// them. The tail (full_attention_tail) is the number of last history tokens that the window does not limit.
 
 #include "headway/kernels/hstu_mask.hpp"
 

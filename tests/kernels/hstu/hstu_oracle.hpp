@@ -9,7 +9,8 @@
 
 namespace headway::kernels {
 
-/// HSTU attention by its definition, token by token, with sums of type `Real`.
+/// HSTU attention by its definition, token by token, with sums of type `Real`: out = sum of scale * SiLU(x) * value
+/// over the keys that a query sees, with x = alpha * (query . key + bias).
 template <class Real>
 class HstuOracle {
  public:
@@ -50,7 +51,7 @@ class HstuOracle {
  private:
   /// Visible pair of query and key for one head.
   struct Pair {
-    std::int64_t query, key, head;  ///< Token indices over all sequences.
+    std::int64_t query, key, head;  ///< Tokens are counted over all sequences.
     std::int64_t position, bucket;  ///< Indices of the pair's bias weights; -1 if there are none.
     Real x, scale;                  ///< `x` is alpha * (product + bias); `scale` multiplies SiLU(x).
   };
@@ -109,21 +110,22 @@ class HstuOracle {
 
   void add_gradients(Pair const& pair, Gradients& all) const {
     Real const s = sigmoid(pair.x), weight = pair.x * s * pair.scale;
-    Real of_weight = 0;
+    Real grad_weight = 0;
     for (int c = 0; c < args_.value_dim; ++c) {
-      Real const of_out = grad_out_[at(problem_.grad_out, pair.query, pair.head, c)];
-      of_weight += of_out * value_[at(problem_.value, pair.key, pair.head, c)];
-      all.value[at(problem_.value, pair.key, pair.head, c)] += weight * of_out;
+      Real const grad = grad_out_[at(problem_.grad_out, pair.query, pair.head, c)];
+      grad_weight += grad * value_[at(problem_.value, pair.key, pair.head, c)];
+      all.value[at(problem_.value, pair.key, pair.head, c)] += weight * grad;
     }
-    Real const of_score = of_weight * pair.scale * s * (1 + pair.x * (1 - s)) * static_cast<Real>(args_.options.alpha);
+    Real const grad_score =
+        grad_weight * pair.scale * s * (1 + pair.x * (1 - s)) * static_cast<Real>(args_.options.alpha);
     for (int c = 0; c < args_.dim; ++c) {
       all.query[at(problem_.query, pair.query, pair.head, c)] +=
-          of_score * key_[at(problem_.key, pair.key, pair.head, c)];
+          grad_score * key_[at(problem_.key, pair.key, pair.head, c)];
       all.key[at(problem_.key, pair.key, pair.head, c)] +=
-          of_score * query_[at(problem_.query, pair.query, pair.head, c)];
+          grad_score * query_[at(problem_.query, pair.query, pair.head, c)];
     }
-    if (pair.position >= 0) all.position_weights[static_cast<std::size_t>(pair.position)] += of_score;
-    if (pair.bucket >= 0) all.time_weights[static_cast<std::size_t>(pair.bucket)] += of_score;
+    if (pair.position >= 0) all.position_weights[static_cast<std::size_t>(pair.position)] += grad_score;
+    if (pair.bucket >= 0) all.time_weights[static_cast<std::size_t>(pair.bucket)] += grad_score;
   }
 
   HstuProblem& problem_;

@@ -86,6 +86,7 @@ class HstuProblem {
     return shape_.bias == BiasKind::kPosition || shape_.bias == BiasKind::kBoth;
   }
   [[nodiscard]] bool has_time() const { return shape_.bias == BiasKind::kTime || shape_.bias == BiasKind::kBoth; }
+  /// More than the required max_keys_: kernels must take the size of the table of weights from their arguments.
   [[nodiscard]] std::int64_t max_position_distance() const { return max_keys_ + 3; }
 
   double uniform(double from, double to) { return std::uniform_real_distribution<>(from, to)(random_); }

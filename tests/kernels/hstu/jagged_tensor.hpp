@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Tensors of any element type for the tests of HSTU attention on the CPU. Conversions of 16-bit floats follow their
+// definition, so that they can serve as a reference.
+
 #pragma once
 
 #include "headway/kernels/hstu_attention.hpp"
@@ -33,9 +37,9 @@ struct SmallFloat {
     if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | (1 << (fraction_bits - 1)));
     if (std::isinf(value)) return static_cast<std::uint16_t>(sign | infinity);
     int const exponent = value == 0 ? 1 - exponent_bias : std::max(std::ilogb(value), 1 - exponent_bias);
-    double const places = std::nearbyint(std::ldexp(std::abs(value), fraction_bits - exponent));
+    double const significand = std::nearbyint(std::ldexp(std::abs(value), fraction_bits - exponent));
     // A carry out of the fraction correctly increments the exponent.
-    int const bits = static_cast<int>(places) + ((exponent + exponent_bias - 1) << fraction_bits);
+    int const bits = static_cast<int>(significand) + ((exponent + exponent_bias - 1) << fraction_bits);
     return static_cast<std::uint16_t>(sign | std::min(bits, infinity));
   }
 };

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Decisions of the host before a backward pass for sm_90a: unit of work and layout of the workspace.
+//
+// A block of threads takes a tile of keys (kTiles), a head of a whole sequence (kSequences), or a head of a sequence of
+// one tile (kSequencesOfATile). With whole sequences no other block adds to dQ (acc_dq), so there are no atomics, but
+// only enough of them keep all multiprocessors busy. Deterministic tiles add to dQ in turns, which are counted in the
+// workspace.
 
 #include "hstu/cuda/sm90/backward/plan.hpp"
 
@@ -38,6 +43,8 @@ TEST(BackwardWork, IsTilesForDimsWithoutKernelsForSequences) {
   EXPECT_EQ(work_of(batch(200, 128, 64)), BackwardWork::kSequencesOfATile);
 }
 
+// With one head of a sequence per multiprocessor and round, rounds must be at least three quarters full. There are 100
+// multiprocessors, and two heads per sequence.
 TEST(BackwardWork, IsSequencesWhereHeadsOfThemFillRoundsOfAllMultiprocessors) {
   EXPECT_EQ(work_of(batch(37, 500)), BackwardWork::kTiles);
   EXPECT_EQ(work_of(batch(38, 500)), BackwardWork::kSequences);
@@ -57,6 +64,7 @@ TEST(BackwardWork, IsSequencesWhereverTheyAreOfOneTile) {
 TEST(Sm90BackwardWorkspace, HasForSequencesTheSumsOfOneForEachMultiprocessor) {
   Sm90BackwardWorkspace const layout(batch(1000, 300), BackwardWork::kSequences, kMultiprocessors);
   EXPECT_EQ(layout.max_query_blocks, 5);
+  // Blocks of 64 queries, dim 128, float32.
   EXPECT_EQ(layout.size_bytes - layout.acc_dq_at, kMultiprocessors * 5 * 64 * 128 * 4);
   EXPECT_EQ(layout.cleared_bytes, layout.acc_dq_at);
 }

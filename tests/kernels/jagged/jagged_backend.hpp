@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Jagged kernels behind one interface, so that each test runs on the CPU, on an emulated device and on a CUDA device.
+
 #pragma once
 
 #include "backend_memory.hpp"
@@ -20,7 +23,8 @@
 
 namespace headway::kernels {
 
-/// Interface of a backend that runs jagged kernels. Calls return when the work is complete.
+/// Interface of a backend that runs jagged kernels. The methods are the functions of the same names in the headers
+/// above. Calls return when the work is complete.
 class JaggedBackend : public BackendMemory {
  public:
   virtual void move_rows(JaggedMove const& move, std::span<MovedRows const> tensors) = 0;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Offsets of jagged items before and after a move, computed in one scan, and the rows of groups of segments.
+//
+// An item is the list of rows of one feature in one sample. A segment is consecutive items that move together, here a
+// run: the items of a feature whose samples belong to one rank.
 
 #include "headway/kernels/jagged_offsets.hpp"
 

@@ -155,6 +155,7 @@ TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
   }
   auto const offsets = backend_->array(offsets_of(lengths)),
              copied_offsets = backend_->array(offsets_of(copied_lengths));
+  // CSR lists of the copies of each feature and of each sample.
   auto const f_offsets = backend_->array(Numbers{0, 1, 3}), f_indices = backend_->array(Numbers{2, 0, 1});
   auto const b_offsets = backend_->array(Numbers{0, 1, 1, 3}), b_indices = backend_->array(Numbers{1, 0, 2});
   CopiedItems const items{.num_features = 2,

@@ -31,7 +31,7 @@ class RunLengthKernels : public JaggedKernels {
                                 .run_of = run_of.data(),
                                 .num_runs = num_runs.data()});
     std::vector<Key> expected_values;
-    Numbers expected_lengths, expected_run_of;
+    Numbers expected_lengths, expected_run_of;  // Length of each run; run of each key.
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (i == 0 || keys[i] != keys[i - 1]) {
         expected_values.push_back(keys[i]);

@@ -9,7 +9,8 @@
 
 namespace headway::kernels {
 
-/// Both passes of GatedNorm by definition in float64, row by row; gradients by the chain rule.
+/// Both passes of GatedNorm by definition in float64, row by row; gradients by the chain rule. Depending on `form`, the
+/// output is norm(x) or norm(x * s), alone, times the gate s = silu(u), or side by side with s and x (or norm(x)).
 struct GatedNormOracle {
   using Numbers = std::vector<double>;
 
@@ -21,6 +22,8 @@ struct GatedNormOracle {
   Numbers grad_x{}, grad_gate{}, grad_weight = Numbers(weight.size()), grad_bias = Numbers(weight.size());
 
   /// Appends a row to all outputs and gradients, and adds it to the gradients of weight and bias.
+  /// @param u gate before SiLU
+  /// @param residual gradient that is added to that of x
   void add_row(Numbers const& x, Numbers const& u, Numbers const& grad_out, Numbers const& residual) {
     std::size_t const size = x.size();
     auto const columns = static_cast<double>(size);
@@ -43,7 +46,7 @@ struct GatedNormOracle {
     std::size_t const last = static_cast<std::size_t>(num_parts(form) - 1) * size;
     std::size_t const begin = out.size();
     out.resize(begin + last + size);
-    Numbers grad_normed(size), grad_s(size), direct(size);
+    Numbers grad_normed(size), grad_s(size), direct(size);  // direct: gradient of the copy of x in the output.
     double sum = 0, product_sum = 0;
     for (std::size_t c = 0; c < size; ++c) {
       bool const is_product = is_gated && !is_gated_before;

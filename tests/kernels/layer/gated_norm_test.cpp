@@ -2,8 +2,9 @@
 
 // Gated normalisation, forward and backward, against an oracle in float64 that follows the definition.
 //
-// Every form, norm and element type is tested, with widths around the limits of the kernels' shapes: one pack,
-// several per thread, more than registers hold, and rows that are not aligned. Two runs must give the same bits.
+// Every form (combination of row and gate), norm and element type is tested. Widths are around the limits of the
+// kernels' shapes: one pack (vector load), several per thread, more than registers hold, and rows that are not aligned.
+// Two runs must give the same bits.
 
 #include "headway/kernels/gated_norm.hpp"
 

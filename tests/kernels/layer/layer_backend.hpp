@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Kernels of the HSTU layer behind one interface, so that each test runs on the CPU, on an emulated device and on a
+// CUDA device.
+
 #pragma once
 
 #include "backend_memory.hpp"
@@ -14,7 +18,8 @@
 
 namespace headway::kernels {
 
-/// Interface of a backend that runs layer kernels. Calls return when the work is complete.
+/// Interface of a backend that runs layer kernels. The methods are the functions of the same names in the headers
+/// above. Calls return when the work is complete.
 class LayerBackend : public BackendMemory {
  public:
   virtual void gated_norm(GatedNorm const& args, void* out, void* statistics) = 0;

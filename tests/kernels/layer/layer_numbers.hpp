@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Random inputs, tolerances and reference functions of the tests of layer kernels.
+
 #pragma once
 
 #include "element_types.hpp"

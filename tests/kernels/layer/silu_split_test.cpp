@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// SiLU and split of rows against plain loops. The columns of x are split into consecutive parts, each copied or
+// activated by SiLU. The backward pass joins the gradients of the parts, and sums the columns of the result.
+
 #include "headway/kernels/silu_split.hpp"
 
 #include "layer_backend.hpp"
@@ -10,7 +14,7 @@
 namespace headway::kernels {
 namespace {
 
-/// Parts of a test, with `gap` elements between rows.
+/// Parts of a test: columns, and whether SiLU is applied. There are `gap` elements between the rows of inputs.
 struct SplitCase {
   std::vector<std::int64_t> widths;
   std::vector<bool> activated;

@@ -4,8 +4,9 @@
 //
 // Rank 0 runs in a thread of the test and counts completed handshakes, so that a second connection by another address
 // would show. Three kinds of bad address are made for real: one that never answers (its queue of connections is
-// full), one where nobody listens, and one where another process listens. Times are compared with the stagger of 250
-// ms, with room for a busy host.
+// full), one where nobody listens, and one where another process listens. A connector tries the next address if one has
+// not connected within 250 ms; tests compare times with that, with room for a busy host. An InstanceId is random and
+// identifies the process of a rank.
 
 #include "bootstrap/connector.hpp"
 

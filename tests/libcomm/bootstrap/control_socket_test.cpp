@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Bootstrap: ranks that are threads find each other through a store and connect a control socket for each pair.
+//
+// Rank 0 announces its address in the store. The others connect to it and to each other, prove that they know the
+// group's secret, and compare their options. Each attempt has a generation of its own, so it ignores what an earlier
+// attempt under the same name left in the store. A stranger is a connection that does not prove to be a rank.
+
 #include "bootstrap/control_socket.hpp"
 
 #include "bootstrap/handshake.hpp"
@@ -292,8 +299,8 @@ TEST(ControlSockets, AMissingSecretFailsAtOnceWhereOthersHaveOne) {
   }
 }
 
-// Holds back the ranks above 0 until a stranger has met rank 0.
-class GatedStore final : public Store {
+/// A store that tells where rank 0 listens, so that a test can connect to it before the other ranks do.
+class ObservedStore final : public Store {
  public:
   void set(std::string const& key, std::string_view value) override { inner_.set(key, value); }
   std::string get(std::string const& key, milliseconds timeout) override { return inner_.get(key, timeout); }
@@ -320,7 +327,7 @@ base::FileDescriptor reach(SocketAddress const& address) {
 }
 
 TEST_P(EveryTransport, StrangersAreToldWhyAndDoNotDisturb) {
-  GatedStore store;
+  ObservedStore store;
   auto args = ranks(3, GetParam());
   for (auto& rank : args) rank.options.secret = "sesame";
   auto rank_0 = std::async(std::launch::async, [&] { return connect_rank(0, args[0], store); });
@@ -354,7 +361,7 @@ TEST_P(EveryTransport, StrangersAreToldWhyAndDoNotDisturb) {
 
 constexpr char const* kAnnouncementKey = "headway/test/announcement";
 
-// Leaves in the store the keys of an attempt whose rank 0 has given up.
+// Leaves in the store the keys of an attempt whose rank 0 has given up: its announcement, and why it failed.
 void leave_keys_of_a_failed_attempt(Store& store, RankArgs args) {
   args.time = milliseconds(10);
   EXPECT_NE(connect_rank(0, args, store).error, "");
@@ -553,7 +560,7 @@ class DuringTheBootstrap : public testing::Test {
     EXPECT_LT(Clock::now() - start, seconds(20));
   }
 
-  GatedStore store_;
+  ObservedStore store_;
   std::vector<RankArgs> args_ = ranks(3, Transport::kAuto);
   std::future<RankResult> rank_0_;
   RankAddress rank_address_;

@@ -2,6 +2,9 @@
 
 // Handshake: two sides in memory, without sockets.
 //
+// A handshake proves to each side that the other knows the secret, and compares the fields of both. wanted() is the
+// number of bytes that a side waits for. A stranger is a peer that seems not to be a rank of this group.
+//
 // converse() carries messages back and forth until both are silent, so a test may look at every byte, change one, or
 // replay an older one. The security tests do exactly that: they flip each bit of a whole conversation, echo the
 // connector's own messages, and reuse a recorded proof. None may end in a connection.

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Failures of operations on a device. The driver is a table of functions that do nothing, so the test needs no device.
+//
+// Streams wait for words in shared memory. A peer that fails sets its `peer_failed` word and then lets the waits of the
+// streams pass; the reason follows in a message. An operation is not done before: it waits up to 1 s for it.
 
 #include "device/device_operation.hpp"
 
@@ -37,7 +40,7 @@ std::shared_ptr<base::CudaDriver const> make_driver() {
   return std::make_shared<base::CudaDriver const>(driver);
 }
 
-/// An operation that waits for data of kPeer on a remote link, whose memory lies in this process.
+/// An operation that waits for data of kPeer on a remote link (one between hosts), whose memory lies in this process.
 class DeviceOperationTest : public testing::Test {
  protected:
   DeviceOperationTest() {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Ranks exchange descriptors of their memory without taking turns. Needs no device.
+//
+// Each rank sends a hello to its peers, which names its mailbox (a datagram socket). A peer that has the hello sends
+// its descriptors there. A set is one shared memory of the ranks; its number is equal on all of them.
 
 #include "device/peer_copy/ipc_exchange.hpp"
 
@@ -32,10 +35,12 @@ void never_give_up() {}
 struct Rank {
   explicit Rank(int number) : rank(number), file(::memfd_create("headway-test", MFD_CLOEXEC)) {}
 
+  /// Hands the descriptors for `peer` to the exchange, which sends them once the peer's hello has come.
   void share_with(Rank& peer) {
     EXPECT_EQ(::ftruncate(file.get(), rank * 10 + 1), 0);
     ipc_exchange.send_descriptors(kSet, peer.rank, {file.get(), file.get()});
   }
+  /// Delivers this rank's hello to `peer`.
   void greet(Rank& peer) {
     peer.ipc_exchange.on_oob(rank, ipc_exchange.greeting(peer.rank, {.set = kSet, .slot_bytes = 77}));
   }
@@ -102,7 +107,7 @@ TEST(IpcExchange, AWaitEndsInTimeAndNamesThePeer) {
 
 constexpr int kManySets = 600;  ///< More than any queue of datagrams holds by default.
 
-/// Offers so many sets that the receiver's mailbox is full.
+/// Sends the descriptors of so many sets that the receiver's mailbox is full.
 void fill_mailbox(Rank& receiver, Rank& sender) {
   for (int set = 0; set < kManySets; ++set) {
     sender.ipc_exchange.send_descriptors(set, receiver.rank, {sender.file.get(), sender.file.get()});

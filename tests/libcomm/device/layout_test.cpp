@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Positions of fragments of exchanges of device memory. Needs no device.
+//
+// A block goes in fragments through slots in the receiver's device memory; a small one goes through a stage in host
+// memory. A run is fragments in neighbouring slots that are copied at once. The receiver returns credit for slots by
+// counting the fragments that it has consumed, in steps of kCreditStep. A route is the way of a large block: through
+// slots, or directly into the output.
 
 #include "device/peer_copy/layout.hpp"
 
@@ -19,7 +24,7 @@
 namespace headway::comm::peer_copy {
 namespace {
 
-using Range = std::pair<std::size_t, std::size_t>;  ///< Begin and end.
+using Range = std::pair<std::size_t, std::size_t>;  ///< Begin and end, in bytes.
 
 void expect_apart(std::vector<Range> ranges, std::size_t limit) {
   std::ranges::sort(ranges);
@@ -126,7 +131,7 @@ TEST(ChannelLayout, ARunIsHalfOfTheBlockAndOfTheSlots) {
   EXPECT_EQ(channel.run(16, 3, 5), 4U);
   EXPECT_EQ(channel.run(3, 0, 0), 2U);
   EXPECT_EQ(channel.run(16, 6, 0), 2U);                                      // Up to the last slot.
-  EXPECT_EQ(LinkLayout::of_shared_slots(512, 1, 2).of(0).run(1, 5, 0), 1U);  // Slot tensors: runs of one.
+  EXPECT_EQ(LinkLayout::of_shared_slots(512, 1, 2).of(0).run(1, 5, 0), 1U);  // Shared slots: runs of one.
 }
 
 TEST(RouteChoice, IsOfWhoeverComesFirst) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // File descriptors go from mailbox to mailbox. Needs no device.
+//
+// A mailbox is a datagram socket of this host. Each message carries two descriptors and a nonce, random bytes that the
+// receiver gave to one peer. Messages with a nonce that is not expected are dropped.
 
 #include "device/peer_copy/mailbox.hpp"
 

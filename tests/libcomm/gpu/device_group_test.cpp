@@ -114,6 +114,7 @@ TEST_F(DeviceGroupTest, BlocksOfAllSizesArriveUnderABound) {
   });
 }
 
+// Outputs in memory of allocate_device_memory() are mapped by the senders, which write into them directly.
 TEST_F(DeviceGroupTest, SendersWriteIntoMemoryThatTheyWereOffered) {
   constexpr std::size_t kBytes = 300'000, kStride = 1 << 20;
   GroupOptions options;
@@ -148,6 +149,7 @@ TEST_F(DeviceGroupTest, SendersWriteIntoMemoryThatTheyWereOffered) {
   EXPECT_LE(copies, 20U * 5);
 }
 
+// A caller leases a slot from take() to release(). Peers write into it only while it is free.
 TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
   on_each_rank({}, {}, [&](Rank& own) {
     int const rank = own.group->rank();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device.
+// GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device. EndpointGroup::heard(rank) has the tags
+// that arrived at a rank.
 
 #include "endpoint_group.hpp"
 #include "test_bytes.hpp"

@@ -38,6 +38,7 @@ class TestGpu {
     check(find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING));
     return stream;
   }
+  /// Waits for the work of a stream.
   void finish(void* stream) const {
     check(find<decltype(&cuStreamSynchronize)>("cuStreamSynchronize")(static_cast<CUstream>(stream)));
   }

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// All-to-all exchanges on every transport.
+//
+// The bound (max_lag) says how many exchanges a rank may post beyond the first that is not complete. Small blocks go
+// through a slot of the receiver. Large ones are announced (RTS) and read by the receiver (get), or they go in
+// fragments.
+
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -20,7 +27,7 @@
 namespace headway::comm {
 namespace {
 
-/// All-to-all exchanges of all sizes, under several bounds.
+/// Blocks of all sizes, under several bounds.
 class AllToAllTest : public GroupTest {
  protected:
   /// Runs `count` exchanges. Finishes the oldest one whenever more than `in_flight` are pending.
@@ -210,7 +217,7 @@ TEST_P(AllToAllTest, ABlockingExchangeBringsItsBytesAndCompletesAllOlderOnes) {
 TEST_P(AllToAllTest, TheLargestBlocksAreRightWhoeverWaitsInTheCall) {
   auto streaming = options();
   streaming.min_get_bytes = 1024;
-  streaming.stream_bytes = 150'000;
+  streaming.stream_bytes = 150'000;  // Larger blocks go in fragments if both ranks wait in the call.
   run_ranks(3, streaming, [](Group& group) {
     for (std::uint64_t number = 0; number < 12; ++number) {
       Exchange exchange(group.rank(), group.size(), number, uneven_sizes(number, 400'000));
@@ -258,8 +265,8 @@ TEST_P(AllToAllTest, LargeBlocksNeedNoReceiverWhoHasPosted) {
   auto with_lag = options();
   with_lag.max_lag = 1;
   with_lag.min_get_bytes = 1024;
-  with_lag.get_footprint = 0;
-  with_lag.rts_patience = {};
+  with_lag.get_footprint = 0;  // An RTS for every block from min_get_bytes on, also under a bound above 0.
+  with_lag.rts_patience = {};  // The sender revokes an RTS at once and sends the block itself.
   std::barrier in_step(2);
   std::atomic<std::uint64_t> num_revoked{0};
   run_ranks(2, with_lag, [&](Group& group) {

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Channels of a group with bounds of their own.
+//
+// The bound (max_lag) of a channel says how many exchanges a rank may post (send) beyond the first that is not
+// complete. An exchange that was started but may not be posted yet is queued.
+
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "ranks_as_threads.hpp"
@@ -54,7 +60,8 @@ class ChannelBoundsTest : public GroupTest {
 
   static std::array<int, 2> bounds_of(Group& group) { return {group.admin().max_lag(0), group.admin().max_lag(1)}; }
 
-  /// Runs a loop on one channel, up to the recommended bound ahead. It sleeps `delay_us(step)` before each exchange.
+  /// Runs a loop on one channel that keeps as many exchanges pending as the recommended bound. It sleeps
+  /// `delay_us(step)` before each exchange.
   static void follow(Group& group, int channel, std::function<int(int step)> const& delay_us) {
     std::deque<Exchange> exchanges;
     for (int step = 0; step < 120; ++step) {

@@ -39,7 +39,8 @@ class SignalTimer {
   struct sigaction before_ {};
 };
 
-/// Connects `size` ranks as threads and runs a barrier. @returns their generations.
+/// Connects `size` ranks as threads and runs a barrier. @returns for each rank its group's generation: a random id that
+/// all ranks of the group share. If the barrier fails, its error text.
 std::vector<std::string> connect_all(int size, Transport transport, Store& store) {
   std::vector<std::future<std::string>> pending;
   for (int rank = 0; rank < size; ++rank) {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Replacements of memcpy(): copy_bytes() for a few bytes, and copy_streaming() with non-temporal stores.
+
 #include "system/small_copy.hpp"
 #include "system/streaming_copy.hpp"
 #include "test_bytes.hpp"

@@ -42,7 +42,8 @@ using SizeOf = std::function<std::size_t(int source, int destination)>;
 /// One rank's memory of one all-to-all. The contents identify source, destination and exchange.
 class Exchange {
  public:
-  /// @param spare bytes by which blocks to receive are larger than what comes; above 0, they are capacities
+  /// @param number seed of the contents, equal on all ranks
+  /// @param spare bytes by which output blocks exceed what comes; above 0, their sizes are capacities
   Exchange(int rank, int size, std::uint64_t number, SizeOf const& size_of, std::size_t spare = 0)
       : rank_(rank), number_(number), received_bytes_(spare > 0 ? static_cast<std::size_t>(size) : 0) {
     for (int peer = 0; peer < size; ++peer) {
@@ -119,7 +120,7 @@ class Exchange {
 
   int rank_;
   std::uint64_t number_;
-  std::vector<std::size_t> received_bytes_;  ///< Empty: blocks to receive are no capacities.
+  std::vector<std::size_t> received_bytes_;  ///< By peer; empty: sizes of output blocks are exact.
   std::vector<std::size_t> sizes_;           ///< Sizes of the blocks that come.
   std::vector<std::vector<std::byte>> sources_;
   std::vector<GuardedBytes> outputs_;

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Timeouts, abort() and ranks that leave.
+/// Timeouts, abort() and ranks that leave: operations fail with errors that name the peer.
 class FailureTest : public GroupTest {};
 
 TEST_P(FailureTest, AnExchangeThatTimesOutNamesWhomItLacks) {

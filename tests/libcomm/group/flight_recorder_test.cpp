@@ -23,7 +23,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Ranks = std::vector<int>;
 
-/// Records of a group's last operations.
+/// Records of a group's last operations. An exchange is queued from its start until the bound (max_lag) lets it be
+/// posted, which means sent.
 class FlightRecorderTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, std::size_t bytes) {

@@ -19,7 +19,8 @@
 namespace headway::comm {
 namespace {
 
-/// Observers: objects that follow the life of a group without belonging to its endpoint.
+/// Observers: operations that belong to a group but do not use its endpoint, such as those of a device group. They hear
+/// its OOB messages and failures.
 class GroupObserverTest : public GroupTest {
  protected:
   /// Records OOB messages. All calls hold the group's lock, which health() takes as well.

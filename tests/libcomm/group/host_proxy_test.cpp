@@ -2,6 +2,9 @@
 
 // HostProxy: exchanges of device memory between hosts, without a device.
 //
+// A message goes in fragments through slots in host memory, a small one through a stage. A stream of the sender fills
+// slots, the proxy of each host moves them over the group, and a stream of the receiver empties them.
+//
 // Threads of the test play the streams: they fill slots and raise `arrived`, or wait for it and raise `consumed`,
 // with the memory order that a device would have. The proxy cannot tell the difference, so its whole protocol runs on
 // any host: several peers, channels and directions at once, messages in stages and in slots, and disagreements.

@@ -51,7 +51,7 @@ Clock::duration kill_and_check(StartedGroup& ranks, int victim, milliseconds lim
   return slowest;
 }
 
-/// kill -9 of a rank in a stream of exchanges. Parameters: transport, bytes per block, bound.
+/// kill -9 of a rank in a stream of exchanges. Parameters: transport, bytes per block, bound (max_lag).
 class KillTest : public testing::TestWithParam<std::tuple<char const*, int, int>> {};
 
 TEST_P(KillTest, EverySurvivorOfAKillNamesTheVictimWithinTwoSeconds) {

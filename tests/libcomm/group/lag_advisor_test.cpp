@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// LagAdvisor: the bound that it recommends, against what the best bound would have been.
+// LagAdvisor: the bound (max_lag) that it recommends, against what the best bound would have been.
 //
 // The tests make up how long each rank is busy before each exchange, feed that to the advisor, and compute the time
 // per exchange of every bound by an independent implementation of the recurrence (simulated_us()). Advice is good if
@@ -95,6 +95,7 @@ TEST(LagAdvisorTest, LagIsNotWorthHavingWhereItCannotHelp) {
   EXPECT_EQ(advice_after(300, straggler), 0);
 }
 
+// replay_us() is the time per exchange that the advisor computes for a bound from the times of the latest exchanges.
 TEST(LagAdvisorTest, UnderRandomDelaysItIsNearlyTheBest) {
   auto const delays = random_delays(10'000, 2000);
   LagAdvisor advisor(kRanks, kLimit);
@@ -126,7 +127,7 @@ Followed follow(BusyOf const& busy_of) {
   double sum_of_lags = 0;
   auto const advised = [&](std::uint64_t number) {
     for (int rank = 0; rank < kRanks; ++rank) advisor.add(number, rank, busy_of(number, rank));
-    if (number >= kLimit) advisor.completed(number - kLimit);  // The latest time.
+    if (number >= kLimit) advisor.completed(number - kLimit);  // The latest time under a bound of kLimit.
     sum_of_lags += advisor.advice();
     return static_cast<std::size_t>(advisor.advice());
   };

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr DataType kType = 3;
-constexpr std::size_t kLargeBytes = std::size_t{4} << 20;
+constexpr std::size_t kLargeBytes = std::size_t{4} << 20;  ///< The receiver must take it; it does not fit a slot.
 
 /// Messages that a leaving rank still has to deliver.
 class LeaveTest : public GroupTest {};

@@ -99,6 +99,7 @@ TEST_F(LimitsTest, TheLongestTimeoutsThereAreMeanWithoutEnd) {
   }
 }
 
+// The transfer of a large message has a 16-bit number.
 TEST_F(LimitsTest, MoreLargeMessagesToOnePeerThanThereAreNumbersAllArrive) {
   constexpr std::size_t kMessages = (std::size_t{1} << 16) + 200, kBytes = 9000;
   run_pair(GroupOptions(), [](Group& group) {

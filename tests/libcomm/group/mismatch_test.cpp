@@ -22,7 +22,7 @@ class MismatchTest : public GroupTest {
  protected:
   using Start = std::function<OperationPtr(Group&)>;
 
-  /// Runs `start` on each of `size` ranks. Every rank must fail with a text that contains all `parts`.
+  /// Runs `start` on each of `size` ranks. Every rank must fail with a text that contains all `parts` as whole words.
   static void expect_failures(int size, std::vector<std::string> const& parts, Start const& start) {
     std::atomic<int> failed{0};
     run_ranks(size, options(), [&](Group& group) {
@@ -87,7 +87,8 @@ TEST_P(MismatchTest, ABlockBeyondItsCapacityFailsOnBothRanks) {
 TEST_P(MismatchTest, ABlockThatDoesNotFitIsNotTakenFromTheSlotEither) {
   auto lagging = options();
   lagging.max_lag = 1;
-  lagging.min_get_bytes = 1024;  // With get_footprint 0 the block is announced, and revoked at once.
+  // The block is announced (RTS) although max_lag is above 0, and the RTS is revoked at once.
+  lagging.min_get_bytes = 1024;
   lagging.get_footprint = 0;
   lagging.rts_patience = {};
   GuardedBytes output(100);

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// PeerReports: what a group has heard of its peers. A peer may leave (which is no failure), refuse further messages, be
+// lost, or report a failure. A peer that left has gone once all that it put before has arrived.
+
 #include "group/peer_reports.hpp"
 
 #include <gtest/gtest.h>

@@ -2,6 +2,8 @@
 
 // Messages between two ranks: matching, order, and what happens to those that nobody expects yet.
 //
+// The match of a message is its tag: a receive takes the next message with the same match.
+//
 // A send may come before its receive (unexpected) or after it (expected), be smaller or larger than a slot, and be
 // taken by a receive of one rank or of any. Messages that wait are limited; beyond the limit they stay with their
 // sender, and an error must name that sender.

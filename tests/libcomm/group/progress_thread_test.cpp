@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How often the progress thread steps a work, by what the work needs.
+// How often the progress thread steps a work (a group), by what the work needs: nothing, a step at each event on its
+// file descriptors, or a look every few milliseconds.
 
 #include "channel/progress_thread.hpp"
 
@@ -15,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A work without descriptors that counts its steps.
+/// A work without file descriptors, so without events, that counts its steps.
 class CountingWork final : public BackgroundWork {
  public:
   explicit CountingWork(BackgroundNeed need) : need_(need) {}

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Order in which a rank puts its own RTS, its answers to a peer's RTS, and large blocks. The tests play the peer.
+//
+// The transport has no get. So a receiver answers an RTS by opening a window and sending a tag on
+// kRendezvousReadyChannel, and the sender puts the block there. Channel 0 is that of the exchanges: their RTS and small
+// blocks.
 
 #include "channel/message_header.hpp"
 #include "channel/receive_layout.hpp"
@@ -68,7 +72,7 @@ class PutOrderTest : public testing::Test {
     return group_->all_to_all_v({.sends = sends, .receives = receives});
   }
   /// Position of the first tag of `channel` among the group's puts.
-  std::ptrdiff_t place_of(std::uint8_t channel) {
+  std::ptrdiff_t position_of(std::uint8_t channel) {
     peer_->poll(arrived_);
     return std::ranges::find(arrived_.channels, channel) - arrived_.channels.begin();
   }
@@ -87,11 +91,11 @@ TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
   put_message(1, kLarge);
   auto const first = start(8);
   ASSERT_TRUE(group_->test(*first));  // The group has seen the RTS of the next exchange too.
-  ASSERT_EQ(place_of(0), 0);
+  ASSERT_EQ(position_of(0), 0);
   arrived_.channels.clear();
   auto const second = start(kLarge);
-  EXPECT_EQ(place_of(0), 0);
-  EXPECT_EQ(place_of(kRendezvousReadyChannel), 1);
+  EXPECT_EQ(position_of(0), 0);
+  EXPECT_EQ(position_of(kRendezvousReadyChannel), 1);
   EXPECT_EQ(num_arrived(), 2);
 }
 
@@ -102,8 +106,8 @@ TEST_F(PutOrderTest, AnAnswerGoesBeforeABlockThatTakesLong) {
   ASSERT_TRUE(peer_->put({.peer = 1}, {}, {}, {.channel = kRendezvousReadyChannel}).ok());
   put_message(0, kLarge);
   group_->test(*operation);
-  EXPECT_EQ(place_of(kRendezvousReadyChannel), 1);  // After the group's own RTS.
-  EXPECT_EQ(place_of(kRendezvousDataChannel), 2);
+  EXPECT_EQ(position_of(kRendezvousReadyChannel), 1);  // After the group's own RTS.
+  EXPECT_EQ(position_of(kRendezvousDataChannel), 2);
   EXPECT_EQ(output, block_);
 }
 

@@ -21,7 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Groups that continue after a failure.
+/// Groups that continue after a failure: shrink() makes a group of the ranks that are left, and tells how many
+/// operations all of them have completed.
 class ShrinkTest : public GroupTest {
  protected:
   static constexpr seconds kTimeout{20};

@@ -125,7 +125,7 @@ struct RankWork {
   std::string transport;
   int size = 4;
   std::size_t bytes = 100;  ///< Bytes per block.
-  int lag = 0;              ///< Bound k.
+  int lag = 0;              ///< max_lag.
   bool with_collectives = false;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

@@ -1,4 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Survivors: how the ranks that are left after a failure agree on who they are, without sockets.
+//
+// Each rank sends a claim: the members that it knows to be left, its progress, and its attempt. They have agreed when
+// the claims of all members name the same members and attempt. If connecting the new group fails, they agree again for
+// the next attempt.
+
 #include "group/survivors.hpp"
 
 #include <gtest/gtest.h>
@@ -21,7 +28,7 @@ class Crowd {
  public:
   Crowd(int size, std::uint64_t seed) : random_(seed), size_(size), is_alive_(index(size), true) {
     for (int rank = 0; rank < size; ++rank) ranks_.emplace_back(rank, size);
-    wires_.resize(index(size * size));
+    queues_.resize(index(size * size));
   }
 
   Survivors& operator[](int rank) { return ranks_[index(rank)]; }
@@ -33,7 +40,7 @@ class Crowd {
   void kill(int rank) {
     is_alive_[index(rank)] = false;
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank) wire(rank, peer).emplace_back();
+      if (peer != rank) queue_of(rank, peer).emplace_back();
     }
   }
   /// Delivers one message. @returns false if there is none.
@@ -41,11 +48,11 @@ class Crowd {
     say_news();
     std::vector<int> busy;
     for (int i = 0; i < size_ * size_; ++i) {
-      if (!wires_[index(i)].empty() && is_alive(i % size_)) busy.push_back(i);
+      if (!queues_[index(i)].empty() && is_alive(i % size_)) busy.push_back(i);
     }
     if (busy.empty()) return false;
     int const chosen = busy[draw(busy.size())];
-    auto& queue = wires_[index(chosen)];
+    auto& queue = queues_[index(chosen)];
     std::string const text = std::move(queue.front());
     queue.pop_front();
     Survivors& to = ranks_[index(chosen % size_)];
@@ -55,13 +62,13 @@ class Crowd {
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
-  std::deque<std::string>& wire(int from, int to) { return wires_[index(from * size_ + to)]; }
-  /// Queues the news of each living rank to all others.
+  std::deque<std::string>& queue_of(int from, int to) { return queues_[index(from * size_ + to)]; }
+  /// Queues the news of each living rank (its claim, if that changed) to all others.
   void say_news() {
     for (int rank = 0; rank < size_; ++rank) {
       auto const news = is_alive(rank) ? ranks_[index(rank)].take_news() : std::nullopt;
       for (int peer = 0; news && peer < size_; ++peer) {
-        if (peer != rank) wire(rank, peer).push_back(*news);
+        if (peer != rank) queue_of(rank, peer).push_back(*news);
       }
     }
   }
@@ -70,7 +77,7 @@ class Crowd {
   int size_;
   std::vector<bool> is_alive_;
   std::vector<Survivors> ranks_;
-  std::vector<std::deque<std::string>> wires_;  ///< (size * size) OOB messages in flight; "": a loss.
+  std::vector<std::deque<std::string>> queues_;  ///< (size * size) OOB messages in flight; "": a loss.
 };
 
 TEST(SurvivorsTest, AllThatAreLeftAgreeWhoeverDiesWhenever) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Randomised stress of the bounded-lag exchange and of point-to-point messages, and its mutants.
+// Randomised stress of the bounded-lag exchange and of point-to-point messages, and its mutants. A rank may post
+// exchange n once its exchanges up to n - 1 - bound are complete; the bound is max_lag.
 //
 // Idea: the real group code runs on endpoints that deliver late, repeated and reordered. One thread runs all ranks of a
 // group as state machines, and a seed decides every step. A run is many short histories, so that rare orders are found
-// and a failure has few steps. A mutant is a library with one rule of the proof removed. The stress must catch it,
-// which shows that the histories reach the orders that the rule guards against.
+// and a failure has few steps. A history is one random sequence of exchanges and messages of all ranks. A mutant is a
+// library with one rule of the proof removed. The stress must catch it, which shows that the histories reach the orders
+// that the rule guards against.
 //
 // Example: mutant shallow_ring with bound 1 has 3 slots. A starts 0 and 1, B starts 0, A completes 0 and starts 2, B
 // starts 1. A completes 1 and may start 3, which lands in slot 0 over block 0 that B has not copied out. B then finds

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// One rank's part of a random exchange: fills its blocks, checks what arrives, and spoils its buffers afterwards.
+// One rank's part of a random exchange (an all_to_all_v): fills its blocks, checks what arrives, and spoils its buffers
+// afterwards.
 //
 // Spoiling is the point: as soon as an exchange is verified, its memory is overwritten with 0xee. Bytes that the
 // library reads or writes too late then differ from what the other rank expects, or destroy a later block.
@@ -29,7 +30,8 @@ Exchange::Exchange(Group& group, HistoryPlan const& plan, int channel, std::uint
   }
   std::vector<std::span<std::byte const>> const sends(sends_.begin(), sends_.end());
   auto blocks = receives_;
-  if ((index + static_cast<std::uint64_t>(rank_)) % 2 == 1) {  // This rank gives capacities: they include the guard.
+  // Every other call passes capacities, which are larger by the guard, and asks for the sizes.
+  if ((index + static_cast<std::uint64_t>(rank_)) % 2 == 1) {
     received_bytes_.resize(blocks.size());
     for (auto& block : blocks) block = std::span(block.data(), block.size() + kGuardBytes);
   }

@@ -41,7 +41,7 @@ class Exchange {
   std::uint64_t index_;
   std::vector<std::byte> memory_;                       ///< All blocks and guard bytes.
   std::vector<std::span<std::byte>> sends_, receives_;  ///< (size) spans in memory_.
-  std::vector<std::size_t> received_bytes_;             ///< (size), or empty: blocks to receive are no capacities.
+  std::vector<std::size_t> received_bytes_;             ///< (size) actual sizes; empty if receive spans are exact.
   OperationPtr operation_;
 };
 

@@ -3,8 +3,9 @@
 
 // Plans of random histories, drawn from seeds.
 //
-// Idea: a plan is a pure function of a seed. Ranks do not exchange it: each computes the same sizes, matches and
-// contents. A group plan holds the settings of one group; a history plan holds the operations of one short run on it.
+// Idea: a plan is a pure function of a seed. Ranks do not exchange it: each computes the same sizes, match numbers
+// (the tags of MPI) and contents. A group plan holds the settings of one group; a history plan holds the operations of
+// one short run on it.
 //
 // Example: the group with seed g runs history 5 with seed hash_of(g, 8, 5). In this history block (channel 0, index 3,
 // sender 1, receiver 0) has the key hash_of(seed, 0, 3, 1, 0). The key gives the block's size and its contents. So rank
@@ -34,10 +35,10 @@ struct GroupPlan {
   std::size_t slot_bytes = 64;
   bool can_get = true, can_put_to_window = false;  ///< Paths of payloads above a slot; neither: fragments.
   std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload in a window at a time.
-  std::size_t min_get_bytes = 0;
-  std::size_t credit = 0;        ///< Puts to one peer that may be in flight.
-  std::uint64_t fault_seed = 1;  ///< Seed of the faults of `checked`.
-  bool has_messages = false;     ///< Also run point-to-point messages.
+  std::size_t min_get_bytes = 0;                   ///< Smallest payload that the receiver reads (get) instead.
+  std::size_t credit = 0;                          ///< Puts to one peer that may be in flight.
+  std::uint64_t fault_seed = 1;                    ///< Seed of the faults that CheckedEndpoint injects.
+  bool has_messages = false;                       ///< Also run point-to-point messages.
 };
 
 /// Limits set on the command line; -1 lets the seed choose.
@@ -55,9 +56,9 @@ inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   plan.lag = static_cast<int>(random.below(4));
   plan.num_channels = static_cast<int>(1 + random.below(2));
   plan.slot_bytes = 64u << random.below(3);
-  std::uint64_t const way = random.below(4);
-  plan.can_get = way < 2;
-  plan.can_put_to_window = way == 2;
+  std::uint64_t const path = random.below(4);
+  plan.can_get = path < 2;
+  plan.can_put_to_window = path == 2;
   if (plan.can_put_to_window && seed % 2 == 0) plan.piece_bytes = 1 + seed % 64;
   plan.min_get_bytes = random.one_in(2) ? 32 : 32 * 1024;
   plan.credit = random.one_in(2) ? 1 + random.below(4) : 1000;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// An endpoint whose puts land late and out of order; late_endpoint.hpp has the rules. The contract allows both, but
-// the shared-memory transport almost never does it, so bugs in the reordering would otherwise stay hidden.
+// An endpoint whose puts land late and out of order; late_endpoint.hpp has the rules. Endpoint's contract allows both,
+// but the shared-memory transport almost never does it, so bugs in the reordering would otherwise stay hidden.
 
 #include "late_endpoint.hpp"
 

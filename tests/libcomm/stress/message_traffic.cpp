@@ -2,9 +2,9 @@
 
 // Random messages between all pairs of ranks, beside the exchanges of a history.
 //
-// The plan fixes how many messages each pair has, with which match numbers and sizes. Each rank starts its sends and
-// receives in an order of its own, so that some receives come first and some last. At the end every message has been
-// received once, with the right bytes.
+// The plan fixes how many messages each pair has, with which match numbers (the tags of MPI) and sizes. Each rank
+// starts its sends and receives in an order of its own, so that some receives come first and some last. At the end
+// every message has been received once, with the right bytes.
 
 #include "message_traffic.hpp"
 

@@ -13,7 +13,8 @@
 
 namespace headway::comm::stress {
 
-/// One rank's point-to-point messages of one history.
+/// One rank's point-to-point messages of one history. A message and its receive have equal match numbers, like the tags
+/// of MPI; kMatchAny messages are received from any rank.
 class MessageTraffic {
  public:
   MessageTraffic(Group& group, HistoryPlan const& plan);

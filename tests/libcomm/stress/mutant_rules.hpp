@@ -18,12 +18,12 @@ namespace headway::comm {
 /// Planted faults. Each breaks one rule that the proof of bounded lag or a protocol needs.
 enum class Mutant {
   kNone,
-  kShallowRing,         ///< The ring has depth 2k + 1.
+  kShallowRing,         ///< The ring has depth 2k + 1 instead of 2(k + 1); k is max_lag.
   kNoTagForEmpty,       ///< An empty block is neither sent nor waited for.
   kCompleteOutOfOrder,  ///< Operations complete in any order, and max_lag limits the number of incomplete ones.
   kCountArrivals,       ///< The n-th notification of a source counts for operation n, whatever its tag says.
-  kBelieveStaleCount,   ///< Every consumed count is taken for an advance, even a late one.
-  kSharedWord,          ///< Pieces share one word, so a later one stands for all earlier ones.
+  kBelieveStaleCount,   ///< Every reported count of consumed messages is taken for an advance, even a late one.
+  kSharedWord,          ///< Pieces of a payload share one arrival word, so a later one stands for all earlier ones.
   kGetUnclaimed,        ///< A receiver reads a revocable RTS without claiming it.
 };
 
@@ -101,7 +101,7 @@ class MutantRules {
   std::map<std::pair<std::uint8_t, int>, std::uint64_t> num_arrivals_;  ///< By channel and source.
 };
 
-/// Type that the library is built with.
+/// The library of all_to_all_stress_mutants is built with this type instead of ProvenRules.
 using ProtocolRules = MutantRules;
 
 }  // namespace headway::comm

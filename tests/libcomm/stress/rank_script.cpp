@@ -94,7 +94,7 @@ void RankScript::collect() {
   messages_.collect();
 }
 
-/// Makes progress without an operation to test. Other ranks may need it.
+/// Makes progress without an operation to test: set_max_lag() advances all channels. Other ranks may need it.
 void RankScript::nudge() {
   group_.admin().set_max_lag(static_cast<int>(random_.below(static_cast<std::uint64_t>(plan_.group->lag) + 1)));
   collect();

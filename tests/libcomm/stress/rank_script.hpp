@@ -15,8 +15,8 @@
 
 namespace headway::comm::stress {
 
-/// Actions of one rank in one history: it starts, waits for a while, tests, and changes its bound. It checks all
-/// received data. It never blocks, so one thread can run all ranks of a group.
+/// Actions of one rank in one history: it starts, waits for a while, tests, and changes its bound (max_lag). It
+/// checks all received data. It never blocks, so one thread can run all ranks of a group.
 class RankScript {
  public:
   RankScript(Group& group, HistoryPlan const& plan);

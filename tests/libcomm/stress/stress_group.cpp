@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Scheduler of the stress: it interleaves the ranks of one group, and the wire, in one thread.
+// Scheduler of the stress: it interleaves the ranks of one group, and the wire (the delayed puts of all LateEndpoints),
+// in one thread.
 //
 // Idea: ranks start and test operations and never wait, so each rank is a state machine (RankScript). In each step the
 // scheduler picks a rank, which takes one step, or the wire, which lands one put. A list of turns gives the speeds:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Facts that hold in every process, with or without a GPU. tests/libcomm/gpu holds the tests that need one.
+// GpuMemory tells device memory from host memory. These facts hold in every process, with or without a GPU.
+// tests/libcomm/gpu has the tests that need one.
 
 #include "system/gpu_memory.hpp"
 

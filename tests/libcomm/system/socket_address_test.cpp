@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Text of socket addresses: what is read, what is refused, and the plain form of an address.
+// Text of socket addresses: accepted and refused forms, and IPv4-mapped addresses, which lose their prefix.
 
 #include "system/socket_address.hpp"
 

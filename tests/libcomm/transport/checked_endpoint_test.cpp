@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// CheckedEndpoint wraps a transport and throws where the caller or the transport breaks the contract of Endpoint. With
+// a fault seed it also holds arrivals back, repeats and reorders them. The transport here is a script.
+
 #include "recording_sink.hpp"
 #include "test_bytes.hpp"
 #include "transport/checked/endpoint.hpp"

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of CheckedEndpoint (the checker) over other transports, with and without injected faults.
+
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "transport/checked/endpoint.hpp"

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of CompositeEndpoint, which uses another transport for each peer.
+
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "transport/composite/endpoint.hpp"

@@ -29,7 +29,9 @@ class EndpointGroup {
 
   [[nodiscard]] int size() const { return static_cast<int>(sinks_.size()); }
   Endpoint& operator[](int rank) { return *endpoints_[static_cast<std::size_t>(rank)]; }
+  /// Reports that polls of `rank` have made so far.
   RecordingSink& heard(int rank) { return sinks_[static_cast<std::size_t>(rank)]; }
+  /// Destroys the endpoint of `rank`, so that its peers lose it.
   void drop(int rank) { endpoints_[static_cast<std::size_t>(rank)].reset(); }
 
   bool poll(int rank) { return (*this)[rank].poll(heard(rank)); }

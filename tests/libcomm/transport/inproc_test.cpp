@@ -17,7 +17,7 @@ struct Inproc {
   }
 };
 
-/// inproc that puts into windows instead of reading it.
+/// inproc that puts into windows instead of reading a peer's memory.
 struct InprocWithWindows {
   static constexpr char const* kName = "inproc_with_windows";
   static std::vector<std::unique_ptr<Endpoint>> connect(int size, std::size_t receive_buffer_bytes) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Process that may read this process's memory (Yama's tracer). The test plays the kernel.
+// Permission of peers to read this process's memory. Linux's Yama module lets a process name one tracer, which may read
+// it with all its descendants. The test plays the kernel.
 
 #include "transport/shm/read_permission.hpp"
 

@@ -56,7 +56,7 @@ TEST(ShmParts, APutFillsItsPartToTheLastByteAndTouchesNoOther) {
   EXPECT_TRUE(same_bytes(receive_buffer.subspan(kPart + kHeaderBytes, large.size()), large));
   EXPECT_TRUE(all_zero(receive_buffer.first(kPart)) && all_zero(receive_buffer.subspan(2 * kPart)));
 
-  ranks.put(2, {.peer = 0, .offset = 2 * kPart}, {}, small, Tag{});  // A small payload travels inside its cell.
+  ranks.put(2, {.peer = 0, .offset = 2 * kPart}, {}, small, Tag{});  // A small payload travels inside the notification.
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(2, Tag{}); }));
   EXPECT_TRUE(same_bytes(receive_buffer.subspan(2 * kPart + kHeaderBytes, small.size()), small));
   EXPECT_TRUE(all_zero(receive_buffer.first(kPart)));
@@ -93,8 +93,8 @@ TEST(ShmParts, ARankMapsOnePartOfEachPeersReceiveBuffer) {
   constexpr std::size_t kLargePart = std::size_t{64} << 20;
   std::size_t const before = address_space_bytes();
   auto const ranks = connect_parts(kRanks, kLargePart);
-  // All ranks are in this process. Huge pages and inboxes need a little more than the parts. Connecting threads need
-  // stacks and heaps.
+  // All ranks are in this process. Huge pages and notification queues (inboxes) need a little more than the parts.
+  // Connecting threads need stacks and heaps.
   constexpr std::size_t kThreads = std::size_t{2} << 30;
   constexpr std::size_t kReceiveBuffers = kRanks * kRanks * kLargePart;
   constexpr std::size_t kParts = kRanks * (kRanks - 1) * (kLargePart + (std::size_t{8} << 20));

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of transports: sleep(), OOB messages, and the descriptors for epoll.
+//
+// From arm() to disarm() every put wakes sleep(). A lost wake-up shows as a sleep that lasts until its deadline.
+
 #include "cpu_time.hpp"
 #include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Frames of the TCP transport. SendQueue turns puts and OOB messages into a byte stream, and FrameReader turns the
+// stream back, however the kernel cuts it. A bad frame must be found before anything is written.
+
 #include "test_bytes.hpp"
 #include "transport/tcp/frame_reader.hpp"
 #include "transport/tcp/send_queue.hpp"

@@ -30,7 +30,11 @@ def network() -> Iterator[LossyNetwork]:
 
 
 class _Ranks:
-    """Processes of one run. They are killed at the end in any case."""
+    """Processes of one run. They are killed at the end in any case.
+
+    ``family`` is 0 for IPv4, 1 for IPv6, None for any address. ``bytes_`` is the size of the largest block. ``count``
+    is the number of exchanges; 0: endless.
+    """
 
     def __init__(
         self,

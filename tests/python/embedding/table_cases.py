@@ -38,7 +38,10 @@ Batch = dict[str, tuple[torch.Tensor, ...]]
 def make_tables(
     optimizer: Optimizer | None = None, table: dict[str, Any] | None = None, **more: Any
 ) -> HashTableCollection:
-    """Makes two tables of 8 columns, which are merged, and one of 4. Two features share the table ``items``."""
+    """Makes two tables of 8 columns, which are merged, and one of 4. Two features share the table ``items``.
+
+    ``table`` has further arguments of each table, ``more`` those of the collection.
+    """
     optimizer = optimizer or Sgd(lr=0.25)
     table = {"optimizer": optimizer, "initializer": Uniform(-1, 1), **(table or {})}
     return HashTableCollection(
@@ -106,17 +109,20 @@ def real_loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def records_of(tables: HashTableCollection) -> list[list[numpy.ndarray]]:
-    """Returns for each merged table the ids, tables, counts, steps, embeddings and states of this rank, as arrays."""
+    """Returns for each merged table the columns of this rank's records, as arrays.
+
+    They are ids, table ids, lookup counts, steps of the last lookup, embeddings and optimizer states.
+    """
     result = []
     for table in tables.tables:
-        keys = table.list(0, 1 << 14)
+        keys = table.list(0, 1 << 14)  # All virtual buckets of the ids' hash.
         assert keys.tables is not None
         result.append([each.numpy().copy() for each in (keys.ids, keys.tables, *table.export_records(keys))])
     return result
 
 
 def join_records(by_rank: Sequence[list[list[numpy.ndarray]]]) -> list[list[numpy.ndarray]]:
-    """Concatenates the records of all ranks in the order of one rank: ranks own ascending ranges of buckets."""
+    """Concatenates the records of all ranks in the order of one rank: ranks own ascending ranges of virtual buckets."""
     return [[numpy.concatenate(column) for column in zip(*table, strict=True)] for table in zip(*by_rank, strict=True)]
 
 
@@ -140,6 +146,7 @@ def vectors_of(tables: HashTableCollection) -> dict[int, float]:
 
 
 def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
+    """Trains one step per batch. Batches differ between values of ``part``, which is mostly the rank."""
     for step in steps:
         batch = make_batch(10 * step + part, batch_size=20, num_ids=400)
         integer_loss(tables(batch), batch).backward()
@@ -147,13 +154,13 @@ def train(tables: HashTableCollection, steps: range, part: int = 0) -> None:
 
 
 def pending_of(tables: HashTableCollection) -> dict[tuple[int, int, int], int]:
-    """Returns the counts of pending keys by (merged table, table id, id)."""
+    """Returns the lookup counts of pending keys, which have no row yet, by (merged table, table id, id)."""
     found = {}
     for number, table in enumerate(tables.tables):
         keys = table.list_pending(0, 1 << 14)
         assert keys.tables is not None and keys.counts is not None
         columns = zip(keys.tables.tolist(), keys.ids.tolist(), keys.counts.tolist(), strict=True)
-        found.update({(number, kind, key): count for kind, key, count in columns})
+        found.update({(number, table_id, key): count for table_id, key, count in columns})
     return found
 
 

@@ -80,5 +80,5 @@ def test_the_next_lookup_is_counted_again() -> None:
         tables.optimizer.step()
     once = make_tables(Adam(lr=0.1))
     once(batch)
-    for found, first in zip(records_of(tables), records_of(once), strict=True):
+    for found, first in zip(records_of(tables), records_of(once), strict=True):  # Column 2: lookup counts.
         assert numpy.array_equal(found[2], 3 * first[2])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of several merged tables are packed into one exchange; those of a single table are sent in place."""
+"""Rows of several merged tables are packed into one exchange; those of a single table are sent in place.
+
+Shapes: G merged tables, R ranks.
+"""
 
 from __future__ import annotations
 

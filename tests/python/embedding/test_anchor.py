@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An anchor reports whether the gradients of a lookup are finite."""
+"""An anchor is a dummy parameter of a table. Its ``grad`` is 1 or NaN: are the gradients of the table finite?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from headway.embedding.anchor import Anchor
 
 
 def test_an_anchor_tells_of_the_gradients_that_are_known() -> None:
+    # Gradients, and the number of valid rows among them; None: all.
     new: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def new_gradients() -> list[tuple[torch.Tensor, torch.Tensor | None]]:

@@ -58,7 +58,7 @@ def test_a_copy_has_no_gradients_that_wait_for_a_step() -> None:
     twin = copy.deepcopy(tables)
     before = records_of(twin)
     twin.optimizer.step()
-    for own, expected in zip(records_of(twin), before, strict=True):
+    for own, expected in zip(records_of(twin), before, strict=True):  # Column 4: embeddings.
         assert (own[4] == expected[4]).all()
     tables.optimizer.step()
     assert any((a[4] != b[4]).any() for a, b in zip(records_of(tables), before, strict=True))

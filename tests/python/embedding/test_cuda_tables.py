@@ -34,7 +34,8 @@ pytestmark = NEEDS_GPU
 CPU = torch.device("cpu")
 Records = list[list[numpy.ndarray]]
 
-#: Settings of tables, and the tolerance of embeddings: a rounding difference in a sum may round to another bfloat16.
+#: Settings of tables, and the tolerance of embeddings. Rows with fewer than ``hot_count`` lookups are kept in bfloat16,
+#: and a rounding difference in a sum may round to another bfloat16.
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "plain": ({}, 1e-5),
     "rare": ({"min_count": 2}, 1e-5),
@@ -209,7 +210,11 @@ def test_ranks_on_gpus_have_the_bits_of_one_rank() -> None:
 
 
 def train_unlike_losses(rank: int) -> numpy.ndarray:
-    """Trains with a loss that uses the tables of 4 columns only on rank 0 in the first step. Returns their states."""
+    """Trains with a loss that uses the tables of 4 columns only on rank 0 in the first step.
+
+    Returns:
+        their optimizer states.
+    """
     device = take_device(rank)
     tables = make_tables(OPTIMIZERS["adam"], process_group=dist.group.WORLD, device=device)
     pending = tables.begin(move_batch(make_batch(0), device))

@@ -130,7 +130,7 @@ def run(program: Path, folder: Path, tables: HashTableCollection, *arguments: Pa
     """Looks the items of BATCH up in the C++ program."""
     ids, lengths = BATCH[0]
     records = tables.state_dict()["items.records"].read()
-    half = 1 << 13
+    half = 1 << 13  # Half of the virtual buckets of the ids' hash.
     pieces = [records.read(each).encode() for each in ((0, half), (half, 2 * half))]
     number = torch.tensor(table_id_of("items"))
     values = {"table": number, "dim": DIM, "seed": 0, "records": pieces, "ids": ids, "lengths": lengths}

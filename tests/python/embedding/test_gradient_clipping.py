@@ -51,7 +51,7 @@ class Model(torch.nn.Module):
 
 def gradients(model: Model, *, passes: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the gradients of tables and of parameters without clipping. Those of tables are measured by a step."""
-    with torch.no_grad():
+    with torch.no_grad():  # Inserts the rows.
         model.loss()
     before = model.embeddings()
     for _ in range(passes):
@@ -65,7 +65,7 @@ def clip(group: dist.ProcessGroup | None, max_norm: float, passes: int, **more: 
     of_tables, of_weights = gradients(Model(group, **more), passes=passes)
     norm = math.hypot(float(of_tables.norm()), float(of_weights.norm()))
     model = Model(group, **more)
-    with torch.no_grad():
+    with torch.no_grad():  # Inserts the rows.
         model.loss()
     before = model.embeddings()
     for _ in range(passes):
@@ -125,7 +125,7 @@ def test_without_gradients_the_norm_is_zero() -> None:
 
 
 def gather_with_errors(rank: int) -> list[float]:
-    """PyTorch 2.14 and later warn of the former name of the function that gathers."""
+    """Makes warnings errors: PyTorch 2.14 and later warn of the former name of the function that gathers."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return gather_scalars(torch.tensor(rank + 0.5), dist.group.WORLD).tolist()

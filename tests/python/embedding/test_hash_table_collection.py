@@ -39,21 +39,21 @@ from table_cases import (
 
 
 class PlainTables(torch.nn.Module):
-    """The reference of tables: one parameter per id."""
+    """Reference implementation of tables: one parameter per id."""
 
     def __init__(self, tables: HashTableCollection) -> None:
         super().__init__()
-        self.numbers: dict[tuple[str, int], torch.nn.Parameter] = {}
+        self.parameter_of: dict[tuple[str, int], torch.nn.Parameter] = {}  # By table and id.
         names = {table_id_of(name): name for name in ("users", "items", "cities")}
-        for ids, numbers, _, _, embeddings, _ in records_of(tables):
+        for ids, table_ids, _, _, embeddings, _ in records_of(tables):
             for i in range(len(ids)):
                 parameter = torch.nn.Parameter(torch.from_numpy(embeddings[i].copy()))
-                self.numbers[names[int(numbers[i]) & 0xFFFFFFFF], int(ids[i])] = parameter
+                self.parameter_of[names[int(table_ids[i]) & 0xFFFFFFFF], int(ids[i])] = parameter
 
     def forward(self, batch: dict[str, tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
         outputs = {}
         for name, (ids, lengths, *weights) in batch.items():
-            embeddings = [self.numbers[TABLE_OF[name], int(each)] for each in ids]
+            embeddings = [self.parameter_of[TABLE_OF[name], int(each)] for each in ids]
             if weights:
                 embeddings = [vector * weight for vector, weight in zip(embeddings, weights[0], strict=True)]
             if POOLING[name] is None:
@@ -76,7 +76,7 @@ def test_vectors_and_learning_are_those_of_plain_parameters(optimizer: str, dedu
     tables(join_batches(batches))  # Inserts all ids.
     plain = PlainTables(tables)
     kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
-    theirs = kind(list(plain.numbers.values()), lr=OPTIMIZERS[optimizer].lr / 16)
+    theirs = kind(list(plain.parameter_of.values()), lr=OPTIMIZERS[optimizer].lr / 16)
     for group in tables.optimizer.param_groups:
         group["lr"] /= 16
     for batch in batches * 2:
@@ -147,9 +147,9 @@ def test_counts_are_those_of_lookups_whatever_the_deduplication() -> None:
         tables = make_tables(dedup=dedup)
         tables(batch)
         tables(batch)
-        ids, numbers, counts, *_ = records_of(tables)[0]
+        ids, table_ids, counts, *_ = records_of(tables)[0]
         for i in range(len(ids)):
-            features = [name for name in TABLE_OF if table_id_of(TABLE_OF[name]) == int(numbers[i]) & 0xFFFFFFFF]
+            features = [name for name in TABLE_OF if table_id_of(TABLE_OF[name]) == int(table_ids[i]) & 0xFFFFFFFF]
             lookups = sum(int((batch[name][0] == int(ids[i])).sum()) for name in features)
             assert counts[i] == 2 * lookups
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups between threads, processes and errors: what fails leaves the rest usable, and nothing waits to be dropped."""
+"""Lookups that fail, are dropped, or meet other threads and processes: the tables stay usable, and no drop blocks."""
 
 from __future__ import annotations
 

@@ -36,15 +36,15 @@ def gradients_of(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor
 
 def expected_gradients(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor]:
     """Computes the gradients by embedding_bag over the embeddings in the tables."""
-    ids, numbers, _, _, embeddings, _ = records_of(tables)[0]
+    ids, table_ids, _, _, embeddings, _ = records_of(tables)[0]
     outputs = {}
     for name in WEIGHTED:
-        mine = numbers == table_ids_of([TABLE_OF[name]]).item()
-        place_of = {int(each): place for place, each in enumerate(ids[mine])}
-        places = torch.tensor([place_of[int(each)] for each in batch[name][0]])
-        lengths = torch.ones_like(places) if POOLING[name] is None else batch[name][1]
+        mine = table_ids == table_ids_of([TABLE_OF[name]]).item()
+        row_of = {int(each): row for row, each in enumerate(ids[mine])}
+        rows = torch.tensor([row_of[int(each)] for each in batch[name][0]])
+        lengths = torch.ones_like(rows) if POOLING[name] is None else batch[name][1]
         bags = torch.nn.functional.embedding_bag(
-            places,
+            rows,
             torch.from_numpy(embeddings[mine]),
             lengths.cumsum(0) - lengths,
             mode="sum",
@@ -145,17 +145,17 @@ def test_gradients_have_the_type_of_the_weights(dtype: torch.dtype) -> None:
 def test_weights_may_be_computed_and_shared() -> None:
     """One weight per position in a list, shared by two features."""
     tables, batch = make_tables(), weighted_batch(5)
-    of_place = torch.linspace(1, 2, 5, requires_grad=True)
+    of_position = torch.linspace(1, 2, 5, requires_grad=True)
     for name in ("user", "item"):
         ids, lengths, _ = batch[name]
-        places = torch.cat([torch.arange(int(length)) for length in lengths])
-        batch[name] = (ids, lengths, of_place[places])
+        positions = torch.cat([torch.arange(int(length)) for length in lengths])
+        batch[name] = (ids, lengths, of_position[positions])
     real_loss(tables(batch)).backward()
     expected = torch.zeros(5)
     for name, gradient in zip(WEIGHTED[:2], expected_gradients(tables, batch), strict=False):
-        places = torch.cat([torch.arange(int(length)) for length in batch[name][1]])
-        expected.index_add_(0, places, gradient)
-    torch.testing.assert_close(of_place.grad, expected, rtol=1e-5, atol=1e-5)
+        positions = torch.cat([torch.arange(int(length)) for length in batch[name][1]])
+        expected.index_add_(0, positions, gradient)
+    torch.testing.assert_close(of_position.grad, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_of_a_keyed_jagged_tensor_get_theirs() -> None:

@@ -17,7 +17,7 @@ VECTORS = torch.arange(32, dtype=torch.float32).view(4, 8)
 
 
 def found(tables: HashTableCollection, ids: torch.Tensor) -> torch.Tensor:
-    """Looks up the embeddings of the table ``items`` without inserting. All ranks call it."""
+    """Looks up the embeddings of the table ``items`` without inserting. All ranks must call it."""
     batch = {name: (ids, torch.ones_like(ids)) for name in ("user", "item", "tags", "city")}
     tables.eval()
     embeddings = tables(batch)["item"].detach()

@@ -43,7 +43,7 @@ def test_rows_that_became_hot_meanwhile_get_their_gradients() -> None:
     tables = make_one(hot_count=2)
     held = look_up(tables, 1)
     tables.optimizer.step()
-    look_up(tables, 1)
+    look_up(tables, 1)  # Moves the row from bfloat16 to float32 storage.
     assert tables.statistics()["tables"]["t"]["promoted"] == 1
     held.sum().backward()
     tables.optimizer.step()

@@ -25,6 +25,7 @@ from table_cases import (
 )
 
 STEPS = 3
+#: Duplicates are removed before the exchange (first), or at the owner (second).
 DEDUPS = ["none", "first", "second", "both"]
 
 
@@ -144,6 +145,7 @@ def evict(rank: int) -> Any:
 def test_ranks_evict_what_is_beyond_their_share() -> None:
     for statistics in run_ranks(evict, 2):
         assert statistics["items"]["evicted"] > 0
+        # Half of 120 rows, and a tenth more.
         assert all(statistics[name]["rows"] <= 66 for name in ("users", "items", "cities"))
 
 

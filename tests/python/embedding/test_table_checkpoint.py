@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of tables: N ranks save and M ranks load. Damaged files are rejected."""
+"""Checkpoints of tables: N ranks save and M ranks load. Damaged files are rejected.
+
+Pending keys (``pending_of``) are ids that were looked up and have no row yet.
+"""
 
 from __future__ import annotations
 

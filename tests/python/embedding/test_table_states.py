@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables in the state_dict() of a model: N ranks save and M ranks load. An incomplete state is rejected."""
+"""Tables in the state_dict() of a model: N ranks save and M ranks load. An incomplete state is rejected.
+
+The entry of a table is a TableRecords. Each record belongs to a virtual bucket of the ids' hash, and a checkpoint
+holds the records in pieces: ranges of buckets.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class Model(torch.nn.Module):
 
 
 def train_on_many(tables: HashTableCollection, rank: int) -> None:
-    """Trains on so many ids that each chunk has some, including chunks that the new ranges of ranks cut in two."""
+    """Trains on so many ids that each piece has some, including pieces that the new ranges of ranks cut in two."""
     for _ in range(2):
         batch = make_batch(rank, batch_size=800, num_ids=20_000)
         integer_loss(tables(batch), batch).backward()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unique keys: their order, reordering, and owner ranks."""
+"""Unique keys of a batch: their order, reordering, and owner ranks. The suffix R stands for the ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics match their definitions, pair by pair, for any number of ranks."""
+"""Metrics match their definitions, pair by pair, for any number of ranks. GAUC is a mean of users' AUCs."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ class Case:
     """Features of a batch. ``options`` are passed to the function unchanged."""
 
     key_lengths: tuple[int, ...] = (5, 0, 1, 17, 40)
-    query_lengths: tuple[int, ...] | None = None
+    query_lengths: tuple[int, ...] | None = None  #: Queries are the last tokens of a sequence; None: all tokens.
     num_heads: int = 2
     dim: int = 16
     value_dim: int = 16
-    contextual: int = 0
-    targets: int = 0
+    contextual: int = 0  #: Leading tokens of each sequence that attend to its whole history.
+    targets: int = 0  #: Trailing tokens of each sequence that attend to the history and themselves.
     has_position: bool = False
     has_time: bool = False
-    longest_step: int = 50  #: From the time of a token to that of the next; 1: all are equal.
+    longest_step: int = 50  #: The time from a token to the next is below this; 1: all times are equal.
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ CASES = {
     "only_empty_sequences": Case(key_lengths=(0, 0)),
 }
 
-#: Biases whose gradients add up many pairs, or all of them.
+#: Cases in which the gradient of a bias weight is a sum over many pairs, or all of them.
 BIAS_CASES = {name: CASES[name] for name in ("position_bias", "time_bias", "both_biases", "cached_history")} | {
     "equal_times": Case(has_time=True, key_lengths=(90, 17, 140), longest_step=1),
     "crowded_times": Case(has_time=True, has_position=True, key_lengths=(200, 70), longest_step=2),

@@ -86,7 +86,10 @@ def expect_bias_gradients_as_promised(
 
 
 def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Tensor]:
-    """The promised largest error of the gradient of each bias weight: a sum over the pairs that use the weight."""
+    """The promised largest error of the gradient of each bias weight: a sum over the pairs that use the weight.
+
+    Shapes: H heads, Q queries and K keys of one sequence.
+    """
     (q, k, v, offsets), named = batch_of(case, dtype)
     grad = _grad_like(q.new_empty(*q.shape[:2], v.shape[2]), dtype).double()
     ends, key_ends = offsets.tolist(), named["key_offsets"].tolist()
@@ -101,8 +104,8 @@ def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Ten
         score_sizes_HQK = torch.einsum("qhd,khd->hqk", q[queries].double().abs(), k[keys].double().abs())
         key_K = torch.arange(num_keys)
         if "position_weights" in sums:
-            place_QK = sums["position_weights"].numel() // 2 + key_K - key_K[num_keys - num_queries :, None]
-            scores_HQK += named["position_weights"].double()[place_QK]
+            index_QK = sums["position_weights"].numel() // 2 + key_K - key_K[num_keys - num_queries :, None]
+            scores_HQK += named["position_weights"].double()[index_QK]
         if "time_weights" in sums:
             apart_QK = (named["query_times"][queries, None] - named["key_times"][keys]).abs().float()
             bucket_QK = torch.bucketize(apart_QK, named["time_bounds"], right=True)
@@ -123,7 +126,7 @@ def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Ten
         scale = {"max_length": 1 / named["max_length"], "length": 1 / num_keys}.get(scale, scale)
         magnitudes_QK *= scale * case.options.get("alpha", 1.0)
         if "position_weights" in sums:
-            sums["position_weights"].index_add_(0, place_QK.flatten(), magnitudes_QK.flatten())
+            sums["position_weights"].index_add_(0, index_QK.flatten(), magnitudes_QK.flatten())
         if "time_weights" in sums:
             sums["time_weights"].index_add_(0, bucket_QK.flatten(), magnitudes_QK.flatten())
     return list(sums.values())

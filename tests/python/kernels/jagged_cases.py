@@ -15,13 +15,16 @@ FEATURES, SAMPLES = 3, 6
 LENGTHS = torch.tensor([[0, 2, 1, 0, 5, 3], [0, 0, 0, 0, 0, 0], [4, 0, 1, 0, 2, 0]])
 OFFSETS = torch.tensor([0, 0, 3, 4, 4, 11, 12])
 OTHER_OFFSETS = torch.tensor([0, 2, 2, 3, 3, 5, 9])
-#: Ranks with no sample, one sample and several samples.
+#: Bounds of the sample range of each rank. Ranks have no sample, one sample, or several.
 BOUNDS = torch.tensor([0, 0, 1, 4, 4, 6])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Call of ``headway.ops.NAME`` and ``headway.reference.NAME``; ``only`` is for the former."""
+    """Call of ``headway.ops.NAME`` and ``headway.reference.NAME``; ``only`` is for the former.
+
+    ``operator_arguments`` are all arguments of ``torch.ops.headway.NAME``, in order.
+    """
 
     name: str
     arguments: tuple[Any, ...]

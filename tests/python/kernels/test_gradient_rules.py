@@ -54,11 +54,11 @@ def _python_files_of(call: Callable[[], Any]) -> set[str]:
     """Runs ``call`` and returns the files of all Python functions that it enters."""
     files = set()
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
+    def record(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             files.add(frame.f_code.co_filename)
 
-    sys.setprofile(note)
+    sys.setprofile(record)
     try:
         call()
     finally:

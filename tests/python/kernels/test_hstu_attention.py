@@ -94,6 +94,7 @@ def test_torch_checks_the_operator(name: str) -> None:
 
 
 def _operator_arguments(inputs: list[Tensor], named: dict[str, Any]) -> list[Any]:
+    """The last seven are alpha, scale, length_scaling, causal, window, full_attention_tail and deterministic."""
     names = ("position_weights", "time_weights", "time_bounds", "query_times", "key_times", "num_contextual",
              "num_targets")  # fmt: skip
     return [*inputs, named["key_offsets"], named["max_length"], *(named.get(each) for each in names),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jagged operators match the reference, and behave as torch expects of operators."""
+"""Jagged operators match the reference, and behave as torch expects of operators. The suffix R stands for ranks."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=NEEDS_GPU)]
 TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+#: Forms in which gated_norm combines x and its gate; None: no gate.
 FORMS = [None, "norm_then_gate", "gate_then_norm", "concat", "concat_norm"]
 NORMS = ["layer", "rms"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HSTU over padded batches, written from the paper's equations: the reference of the jagged layer.
+"""HSTU over padded batches, written from the equations of Zhai et al. 2024: the reference of the jagged layer.
 
 Shapes: B sequences, N tokens of each, padded, E columns, H heads, D columns of queries and keys, V of values.
 """

@@ -15,6 +15,7 @@ from headway.nn import GRM, GRMConfig, MMoE, keep_mask, token_keys
 from parquet_samples import SCHEMA, make_rows, write_folder
 from torch.nn import functional
 
+#: ``given``: the model learns the probability of "buy" for clicked targets, and multiplies it by that of "click".
 CONFIG = GRMConfig(
     dim=16, num_layers=2, num_heads=2, head_dim=8, max_length=16, embedding_dim=4, given={"buy": "click"}
 )
@@ -147,12 +148,12 @@ def test_an_empty_batch_has_no_loss_and_all_gradients(tmp_path: Path) -> None:
 
 
 def test_dropout_depends_on_its_key_alone() -> None:
-    samples, places = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 0, 1, 2])
-    keys = token_keys(torch.tensor([7, 9]), samples, places, seed=1, step=5)
-    swapped = token_keys(torch.tensor([9, 7]), 1 - samples, places, seed=1, step=5)
+    samples, positions = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 0, 1, 2])
+    keys = token_keys(torch.tensor([7, 9]), samples, positions, seed=1, step=5)
+    swapped = token_keys(torch.tensor([9, 7]), 1 - samples, positions, seed=1, step=5)
     assert torch.equal(keys, swapped) and len(set(keys.tolist())) == 5
-    assert not torch.equal(keys, token_keys(torch.tensor([7, 9]), samples, places, seed=1, step=6))
-    assert not torch.equal(keys, token_keys(torch.tensor([7, 9]), samples, places, seed=2, step=5))
+    assert not torch.equal(keys, token_keys(torch.tensor([7, 9]), samples, positions, seed=1, step=6))
+    assert not torch.equal(keys, token_keys(torch.tensor([7, 9]), samples, positions, seed=2, step=5))
     many = token_keys(torch.arange(2000), torch.arange(2000), torch.zeros(2000, dtype=torch.int64), seed=0, step=0)
     for dropout in (0.1, 0.5, 0.9):
         kept = [keep_mask(many, 64, layer=layer, dropout=dropout).float() for layer in (0, 1)]
@@ -193,7 +194,7 @@ def test_experts_beyond_the_top_have_no_weight() -> None:
 
 
 def test_presets_have_the_published_operations() -> None:
-    for name, gigaflops in (("grm_4g", 3.8), ("grm_110g", 111.0)):
+    for name, gigaflops in (("grm_4g", 3.8), ("grm_110g", 111.0)):  # FLOPs of the projections at 600 tokens.
         config = GRMConfig.preset(name)
         flops = 8 * config.dim**2 * config.num_layers * 600
         assert flops / 1e9 == pytest.approx(gigaflops, rel=0.01)

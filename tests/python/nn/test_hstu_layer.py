@@ -15,6 +15,7 @@ from padded_hstu import padded_layer
 from torch import Tensor
 
 SIZES: dict[str, Any] = {"dim": 6, "max_length": 9, "num_heads": 2, "qk_dim": 3, "v_dim": 4}
+#: "research" and "production" are the two variants in the code of the authors of HSTU.
 DEFINITIONS = {
     "research": HSTUConfig.research(**SIZES),
     "production": HSTUConfig.production(**SIZES),
@@ -122,7 +123,7 @@ def test_a_layer_keeps_what_it_says(name: str) -> None:
     x = tokens(e, num=250, dtype=torch.float32).requires_grad_()
     # With SiLU on u alone, v, q and k stay in the projection. SiLU of u is never saved.
     activated = p - v if config.activated == "all" else 0
-    of_norms = 4
+    of_norms = 4  # Two statistics of each of the two norms.
     expected = {
         "none": 2 * e + p + activated + v + g + of_norms,
         "norm_and_gate": e + p + v,

@@ -66,7 +66,7 @@ def test_targets_behind_a_cached_history_give_what_all_give_together() -> None:
     x = tokens(6)
     expected = stack(x, replace(sequences, num_targets=targets))
 
-    history_ends = [length - of for length, of in zip(LENGTHS, targets.tolist(), strict=True)]
+    history_ends = [length - count for length, count in zip(LENGTHS, targets.tolist(), strict=True)]
     history, x_of_history, _ = part_of(sequences, x, [0] * 4, history_ends)
     new, x_of_new, indices = part_of(sequences, x, history_ends, LENGTHS)
     _, caches = stack.extend(x_of_history, history)

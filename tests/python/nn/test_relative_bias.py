@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time buckets, and the times at which tokens ask."""
+"""Time buckets of the relative bias, and query times: a token asks at the time of the next one."""
 
 from __future__ import annotations
 

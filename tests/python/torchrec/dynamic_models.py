@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with dynamic tables, their batches, and the reference: a dense model that one process trains on them."""
+"""Models with dynamic tables, their batches, and the reference: a dense model that one process trains on them.
+
+A dynamic table is a hash table for arbitrary 64-bit ids, in place of a dense table of TorchRec.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ OURS: dict[str, Optimizer] = {
 
 
 class Batch(Pipelineable):
-    """Sparse features of one rank and their target."""
+    """Sparse features of one rank and their target; B samples."""
 
     def __init__(self, features: KeyedJaggedTensor, target_B: torch.Tensor) -> None:
         self.features, self.target_B = features, target_B
@@ -104,7 +107,7 @@ WEIGHTED = Kind(pooled=True, weighted=True)
 
 
 class Model(nn.Module):
-    """A collection, and a linear layer over its output."""
+    """A collection, and a linear layer (``over``) over its output."""
 
     def __init__(self, kind: Kind, *, num_embeddings: int = 1000, device: torch.device = META) -> None:
         super().__init__()
@@ -216,7 +219,8 @@ def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
     return losses
 
 
-#: Embeddings before training, losses, embeddings after training, and numbers of rows and kernels.
+#: Embeddings before training, losses, embeddings after training, and numbers of rows and kernels. A kernel holds the
+#: tables that are merged.
 Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
 
 
@@ -232,7 +236,7 @@ def train_sharded(
 
 def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch_kind: bool) -> None:
     """Checks that the results of ``train_sharded()`` on all ranks match a dense model."""
-    initial, final = (as_tensors(results[0][place]) for place in (0, 2))
+    initial, final = (as_tensors(results[0][index]) for index in (0, 2))
     losses, expected = train_densely(kind, initial, THEIRS[optimizer], len(results), **batch_kind)
     torch.testing.assert_close([result[1] for result in results], losses, rtol=2e-5, atol=1e-6)
     for table, embeddings in expected.items():
@@ -243,9 +247,9 @@ def expect_dense(results: Sequence[Trained], kind: Kind, optimizer: str, **batch
 def dense_batch(batch: Batch) -> Batch:
     """Replaces each id by its index in IDS, for a dense model."""
     features = batch.features
-    places = (features.values()[:, None] == IDS).int().argmax(1)
+    indices = (features.values()[:, None] == IDS).int().argmax(1)
     dense = KeyedJaggedTensor(
-        keys=FEATURES, values=places, lengths=features.lengths(), weights=features.weights_or_none()
+        keys=FEATURES, values=indices, lengths=features.lengths(), weights=features.weights_or_none()
     )
     return Batch(dense, batch.target_B)
 

@@ -78,9 +78,9 @@ def test_features_of_a_tensor_dict_are_found_by_name(kind: Kind) -> None:
 
 
 def reorder_varying(rank: int) -> None:
-    """Looks up batches with a batch size per feature, whose inverse indices have an order of their own."""
+    """Looks up batches with a batch size per feature (VBE), whose inverse indices have an order of their own."""
     strides = {"clicks": 2, "views": 1, "user": 3}
-    places = {"clicks": [0, 1, 0], "views": [0, 0, 0], "user": [2, 1, 0]}
+    inverse_of = {"clicks": [0, 1, 0], "views": [0, 0, 0], "user": [2, 1, 0]}
     bags = {"clicks": [[5, -1], [0]], "views": [[3, 7, 8]], "user": [[1000], [], [5, 5]]}
     collection = sharded_collection(shard_model(POOLED, Sgd(lr=0.1)))
 
@@ -91,7 +91,7 @@ def reorder_varying(rank: int) -> None:
             values=torch.tensor([id for bag in rows for id in bag]),
             lengths=torch.tensor([len(bag) for bag in rows]),
             stride_per_key_per_rank=[[strides[name]] for name in names],
-            inverse_indices=(inverse, torch.tensor([places[name] for name in inverse])),
+            inverse_indices=(inverse, torch.tensor([inverse_of[name] for name in inverse])),
         )
 
     expected = values_of(collection(make(FEATURES, FEATURES)))

@@ -38,7 +38,7 @@ Rows = dict[tuple[str, int], tuple[int, int, list[float], list[float]]]
 
 
 def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
-    """Returns all rows of this rank, and the counts of its pending ids."""
+    """Returns all rows of this rank, and the lookup counts of its pending ids, which have no row yet."""
     rows: Rows = {}
     pending: dict[tuple[str, int], int] = {}
     for name, records in parallel.state_dict().items():
@@ -71,7 +71,7 @@ def state_of(parallel: Any) -> dict[str, Any]:
 
 
 def fill(parallel: Any) -> None:
-    """Inserts so many rows that each chunk has some, including chunks that three ranks cut in two."""
+    """Inserts so many rows that each chunk of a saved table has some, including chunks that three ranks cut in two."""
     ids = torch.arange(3000)
     for kernel in sharded_collection(parallel).kernels():
         for table in kernel.merged.tables:

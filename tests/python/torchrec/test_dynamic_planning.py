@@ -96,6 +96,7 @@ def test_the_planner_counts_the_memory_of_expected_rows() -> None:
         few, many = (table_bytes(DynamicTable(optimizer=optimizer, expected_rows=n), *model) for n in (rows, 3 * rows))
         return (many - few) / (2 * rows)
 
+    # 4 bytes per number of embedding and optimizer state, and 44 for the key, its count and its step.
     assert per_row(Sgd(lr=0.1)) == pytest.approx(4 * 4 + 44, abs=0.1)
     assert per_row(Adam(lr=0.1)) == pytest.approx(4 * (4 + 8) + 44, abs=0.1)
     assert per_row(RowWiseAdagrad(lr=0.1)) == pytest.approx(4 * (4 + 1) + 44, abs=0.1)

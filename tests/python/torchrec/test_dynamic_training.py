@@ -149,7 +149,7 @@ def test_backward_passes_may_come_in_another_order(size: int) -> None:
 
 
 def promote(rank: int) -> None:
-    """Makes rows hot by a later lookup, which moves them before the gradients of an earlier lookup arrive."""
+    """Moves rows between a lookup and its gradients: a later lookup makes them hot, so bfloat16 becomes float32."""
     outcomes = []
     for hot_count in (0, 10):
         parallel = shard_model(SEQUENCE, Sgd(lr=2.0), hot_count=hot_count)
@@ -225,7 +225,7 @@ def overflow(rank: int) -> tuple[int, bool]:
 
 
 def test_ids_without_room_are_counted_or_raise() -> None:
-    """Two tables have 5 rows each. Each of 2 ranks has 2.75 of them, rounded up to 3, and 24 ids are looked up."""
+    """A rank may hold half of a table's 5 rows and a tenth more, rounded up: 3. Two tables and 24 ids are looked up."""
     results = run_ranks(overflow, 2)
     assert results == [(6, True), (6, True)]
 

@@ -57,7 +57,7 @@ class Model(nn.Module):
             result = part(batch.features)
             for name in [name for table in names for name in TABLES[table]]:
                 found[name] = result[name].values() if self.pooling is None else result[name]
-        losses = [(1 + place) * found[name].square().sum() for place, name in enumerate(FEATURES)]
+        losses = [(1 + index) * found[name].square().sum() for index, name in enumerate(FEATURES)]
         return self.scale * torch.stack(losses).sum(), {name: value.detach() for name, value in found.items()}
 
 
@@ -65,7 +65,7 @@ def make_batch(rank: int, step: int, names: list[str]) -> Batch:
     generator = torch.Generator().manual_seed(100 * rank + step)
     lengths = {name: torch.randint(0, 4, (BATCH,), generator=generator) for name in FEATURES}
     ids = {name: torch.randint(0, len(IDS), (int(lengths[name].sum()),), generator=generator) for name in FEATURES}
-    ids = {name: places if name == "page" else IDS[places] for name, places in ids.items()}
+    ids = {name: indices if name == "page" else IDS[indices] for name, indices in ids.items()}
     features = KeyedJaggedTensor(
         keys=names,
         values=torch.cat([ids[name] for name in names]),
@@ -115,8 +115,8 @@ def compare(rank: int, pooling: str | None, sharding: str) -> None:
     torch.save({name: value for name, value in state.items() if name.endswith(".records")}, file)
     file.seek(0)
     names = {name.split(".", 2)[2] for name in state if "parts" in name}
-    place = "embeddings" if pooling is None else "embedding_bags"
-    assert names == {f"{place}.page.weight", f"{place}.item.records", f"{place}.user.records"}
+    prefix = "embeddings" if pooling is None else "embedding_bags"
+    assert names == {f"{prefix}.page.weight", f"{prefix}.item.records", f"{prefix}.user.records"}
     other = shard(pooling, sharding, mixed=True)
     other.load_state_dict({**state, **torch.load(file)})
     torch.testing.assert_close(other(make_batch(rank, 7, FEATURES))[1], together(make_batch(rank, 7, FEATURES))[1])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic tables in ``TrainPipelinePEC``, beside static tables in a ``PECEmbeddingCollection``."""
+"""Dynamic tables in ``TrainPipelinePEC``, beside static tables in a ``PECEmbeddingCollection``.
+
+PEC is TorchRec's prioritised embedding communication.
+"""
 
 from __future__ import annotations
 

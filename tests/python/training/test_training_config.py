@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a training: what is read from TOML, and which errors name what."""
+"""Settings of a training in TOML: values and defaults that are read, and errors that name the wrong setting."""
 
 from __future__ import annotations
 

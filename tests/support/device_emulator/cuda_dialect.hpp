@@ -14,7 +14,7 @@
 
 // How kernels of CUDA C++ compile with g++:
 //
-// - Words of the language become nothing, or what comes closest. `__shared__` variables are static: that is right
+// - Keywords become nothing, or the closest word of C++. `__shared__` variables are static: that is right
 //   only while one block runs at a time (LaunchOptions::concurrent_blocks).
 // - Built-in variables ask for the thread whose fiber runs.
 // - Operations of a warp meet in Block::meet(): each lane leaves its argument and waits, and the last one computes
@@ -210,11 +210,11 @@ inline int __reduce_max_sync(unsigned mask, int value) {
   return value;
 }
 inline int __reduce_min_sync(unsigned mask, int value) { return ~__reduce_max_sync(mask, ~value); }
-/// Selects four bytes from two words. `numbers` has 4 bits per byte; numbers from 4 on select bytes of `high`.
-inline unsigned __byte_perm(unsigned low, unsigned high, unsigned numbers) {
+/// Selects four bytes from two words. `selector` has 4 bits per byte; values from 4 on select bytes of `high`.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   unsigned long long const both = (unsigned long long)high << 32 | low;
   unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (numbers >> 4 * i & 7) & 0xff) << 8 * i;
+  for (int i = 0; i < 4; ++i) result |= unsigned(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return result;
 }
 /// One lane: threads run one at a time, so no other lane is active with it. Kernels may not rely on more.

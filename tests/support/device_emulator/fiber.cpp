@@ -3,9 +3,9 @@
 // Fibers are functions with a stack of their own that stop in the middle and go on later: threads of kernels. A block
 // of 1,024 threads would be too much for threads of the host, and their order would differ from run to run.
 //
-// resume() and stop() switch between two stacks with _setjmp and _longjmp. _setjmp returns twice: 0 when it notes the
-// place, and 1 when somebody jumps there. So "if it was 0, jump to the other side" switches the stack, and the
-// function goes on behind it when the other side jumps back.
+// resume() and stop() switch between two stacks with _setjmp and _longjmp. _setjmp returns twice: 0 when it saves the
+// point of execution, and 1 when somebody jumps there. So "if it was 0, jump to the other side" switches the stack, and
+// the function goes on behind it when the other side jumps back.
 //
 // The lowest bytes of a stack hold a guard word. A body that overruns its stack overwrites it, which the next switch
 // reports. An exception must not leave a fiber's stack, so it is carried over and thrown again by resume().
@@ -52,7 +52,7 @@ void Fiber::resume() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-// Called on the fiber's stack; the place after _setjmp is where the next resume() goes on.
+// Called on the fiber's stack. The next resume() continues after _setjmp.
 void Fiber::stop() {
   if (_setjmp(inside_) == 0) _longjmp(outside_, 1);
 }

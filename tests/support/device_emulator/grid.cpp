@@ -195,8 +195,8 @@ void launch(LaunchOptions const& options, std::function<void()> const& kernel) {
   std::unique_ptr<std::byte[]> const stacks(new std::byte[num_together * stack_bytes]);
   std::deque<Block> blocks;
   unsigned next = 0;
-  auto const start_next = [&](std::size_t place) {
-    blocks[place].start(index_at(next++, options.grid), {stacks.get() + place * stack_bytes, stack_bytes});
+  auto const start_next = [&](std::size_t slot) {
+    blocks[slot].start(index_at(next++, options.grid), {stacks.get() + slot * stack_bytes, stack_bytes});
   };
   for (unsigned i = 0; i < num_together; ++i) {
     blocks.emplace_back(options, kernel);

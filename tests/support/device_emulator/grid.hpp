@@ -66,9 +66,9 @@ struct Thread {
   Fiber fiber;
   Block* block = nullptr;
   Index3 index;
-  unsigned linear_index = 0;        ///< Linear index in the block.
-  char const* waits_for = nullptr;  ///< Name of the awaited event, for error texts.
-  bool (*is_ready)(void*) = nullptr;
+  unsigned linear_index = 0;          ///< Linear index in the block.
+  char const* waits_for = nullptr;    ///< Name of the awaited event, for error texts.
+  bool (*is_ready)(void*) = nullptr;  ///< Condition of the wait, of `ready_argument`; null: does not wait.
   void* ready_argument = nullptr;
   OperationQueue copies, bulk_stores;
 
@@ -77,16 +77,16 @@ struct Thread {
 
 /// Joint operation of some lanes of a warp. Each lane passes its argument; the last one to arrive acts for all.
 struct WarpCollective {
-  std::uint32_t arrived = 0;
-  std::uint64_t generation = 0;
+  std::uint32_t arrived = 0;     ///< Mask of the lanes that have come.
+  std::uint64_t generation = 0;  ///< Completed operations of these lanes.
   char const* name = nullptr;
   void* arguments[32] = {};
 };
 
 /// A barrier of the block (__syncthreads, bar.sync, bar.arrive).
 struct NamedBarrier {
-  unsigned arrived = 0, expected = 0;
-  std::uint64_t generation = 0;
+  unsigned arrived = 0, expected = 0;  ///< Threads.
+  std::uint64_t generation = 0;        ///< Completed phases.
 };
 
 /// A block of a kernel: its threads, shared memory, barriers and deferred operations. All of it runs on one thread of
@@ -115,7 +115,7 @@ class Block {
   [[nodiscard]] Index3 index() const { return index_; }
   [[nodiscard]] LaunchOptions const& options() const { return options_; }
   [[nodiscard]] bool is_late() const { return options_.timing == AsyncTiming::kLate; }
-  /// Products that the threads of a warp have started together.
+  /// Products (wgmma) that the threads of a warp have started together.
   [[nodiscard]] OperationQueue& products_of(unsigned warp) { return products_[warp]; }
   /// Shared memory of the block, 1024-byte aligned.
   [[nodiscard]] std::byte* shared() { return shared_; }

@@ -26,11 +26,11 @@ namespace headway::device_emulator {
 
 /// Arguments of one thread in a product of its warpgroup.
 struct WgmmaArguments {
-  float* d = nullptr;
-  int num_acc = 0;
-  std::uint64_t a = 0;
+  float* d = nullptr;                          ///< (num_acc) accumulators of this thread.
+  int num_acc = 0;                             ///< N / 2.
+  std::uint64_t a = 0;                         ///< Descriptor of A.
   std::uint32_t const* a_registers = nullptr;  ///< A in registers, instead of `a`.
-  std::uint64_t b = 0;
+  std::uint64_t b = 0;                         ///< Descriptor of B.
   bool is_a_transposed = false, is_b_transposed = false;
   bool accumulate = false;
   float (*to_float)(std::uint16_t) = nullptr;

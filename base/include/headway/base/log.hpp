@@ -21,7 +21,7 @@ enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30 };
 /// One event.
 struct LogRecord {
   LogLevel level = LogLevel::kInfo;
-  std::string subsystem;  ///< "bootstrap", "device", "group" or "progress".
+  std::string subsystem;  ///< "bootstrap", "device", "group", "progress" or "log".
   int rank = -1;          ///< Rank in its group; -1 if the event belongs to no group.
   std::string message;
   std::chrono::system_clock::time_point time{};
@@ -40,8 +40,8 @@ void log(LogLevel level, std::string_view subsystem, int rank, std::string_view 
 [[nodiscard]] bool is_logged(LogLevel level) noexcept;
 
 /// Delivers records of at least `least` to `callback`, instead of to stderr. Empty: to stderr again, from the level of
-/// HEADWAY_LOG on. Records that wait already are delivered in the new way. A call of the old callback may still run;
-/// flush_log() waits for it.
+/// HEADWAY_LOG on. Records that are already queued are delivered in the new way. A call of the old callback may still
+/// run; flush_log() waits for it.
 void set_log_callback(LogCallback callback, LogLevel least = LogLevel::kDebug);
 
 /// Waits until all records so far are delivered, at most `timeout`. @returns whether they are. In a callback it returns

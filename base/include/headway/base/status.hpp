@@ -11,7 +11,7 @@ namespace headway::base {
 /// How a call ended.
 enum class StatusCode {
   kOk,
-  kWouldBlock,  ///< No credit left; try again after poll().
+  kWouldBlock,  ///< No flow-control credit left; try again after Endpoint::poll().
   kTimeout,     ///< The deadline passed; the message names what is missing.
   kPeerLost,    ///< A peer's process ended or its connection broke.
   kAborted,     ///< This rank or a peer called abort(), or ranks disagreed on an operation.
@@ -52,7 +52,7 @@ class SystemError : public std::runtime_error {
   SystemError(std::string_view call, int error_number, std::string_view context);
 };
 
-/// Exception form of a failed operation. Carries the Status that a waiter would get.
+/// Exception form of a failed operation. Carries the Status with which the operation ended.
 class OperationError : public std::runtime_error {
  public:
   explicit OperationError(Status status)

@@ -45,10 +45,10 @@ class ThreadPool {
   }
 
  private:
-  class Crew;
+  class Workers;  ///< The threads and the state that they share.
   [[nodiscard]] bool is_forked() const;
 
-  std::unique_ptr<Crew> crew_;
+  std::unique_ptr<Workers> workers_;
   int process_;  ///< Id of the process that has the threads; another one is a forked child.
 };
 

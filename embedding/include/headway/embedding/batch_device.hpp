@@ -4,7 +4,8 @@
 //
 // On a CUDA device all calls are stream-ordered on the caller's stream, and the host does not wait, unless a comment
 // says so. Then only the device knows how many keys of a batch are unique: arrays have room for all keys, of which the
-// first *UniqueBlocks::size_on_device are valid, until the host learns the number.
+// first *UniqueBlocks::size_on_device are valid, until the host learns the number. The known keys of a batch are those
+// below *Keys::num_known, or all if that is null.
 //
 // Shapes: K keys of a batch, U of them unique, B bags, R ranks.
 
@@ -74,8 +75,8 @@ struct CopyPiece {
   std::size_t num_bytes;
 };
 
-/// Keys and their encoding: two words of 64 bits for each, the id, and the table in the lower half beside the count in
-/// the upper one.
+/// Keys and their encoding for an exchange: two 64-bit words per key. The first is the id. The second has the table in
+/// its lower half and the count in its upper half.
 struct EncodePiece {
   Keys keys;  ///< With counts, without num_known.
   std::uint64_t* words;
@@ -99,7 +100,7 @@ struct KeyValues {
   std::span<float const> values;  ///< (keys, dim)
 };
 
-/// Keys and values that a device has put together.
+/// Result of concatenate() and select_table(): keys with values, in new memory.
 struct KeyValueBlocks {
   Block<std::uint64_t> ids{};
   Block<std::uint32_t> tables{};
@@ -206,7 +207,8 @@ class BatchDevice {
   [[nodiscard]] virtual Block<std::uint32_t> count_if_any(Keys const& keys, std::span<float const> flags,
                                                           std::size_t first, std::size_t stride) = 0;
 
-  /// A point of the caller's stream, and its stream waits for such a point. Null in host memory.
+  /// record() marks a point of the caller's stream (a CUDA event). wait_for() lets the caller's stream wait for such a
+  /// point. Null in host memory.
   [[nodiscard]] virtual std::shared_ptr<void> record() = 0;
   virtual void wait_for(std::shared_ptr<void> const& point) = 0;
 };

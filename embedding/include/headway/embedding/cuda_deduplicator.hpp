@@ -12,6 +12,7 @@
 namespace headway::embedding {
 
 /// UniqueKeys in device memory that the caller owns. Only the device knows how many unique keys there are (`*size`).
+/// The members of a unique key are its positions in the batch.
 /// Entries of `ids`, `tables` and `counts` from `*size` on, and of `csr_offsets` after `*size`, are not set.
 /// `inverse_indices` and `csr_indices` are undefined for keys beyond Keys::num_known.
 struct CudaUniqueKeys {

@@ -12,8 +12,8 @@
 namespace headway::embedding {
 
 /// The unique keys of a batch, in order of first occurrence or in the order given to reorder(), with a CSR map to their
-/// positions. Example: the batch 7 9 7 has ids 7 9, counts 2 1, inverse_indices 0 1 0, csr_indices 0 2 1 and
-/// csr_offsets 0 2 3.
+/// positions, which are called its members. Example: the batch 7 9 7 has ids 7 9, counts 2 1, inverse_indices 0 1 0,
+/// csr_indices 0 2 1 and csr_offsets 0 2 3.
 struct UniqueKeys {
   std::vector<std::uint64_t> ids;
   std::vector<std::uint32_t> tables;           ///< (unique keys); empty if all keys of the batch have one table.

@@ -24,7 +24,7 @@ class Exchanger {
     virtual ~Exchange() = default;
     /// Blocks until all blocks have arrived and those that were sent may be written again. On a CUDA device the
     /// caller's stream waits instead of the host.
-    /// @throws base::OperationError if a rank was lost, or the time is over
+    /// @throws base::OperationError if a rank was lost, or the timeout of the group has expired
     virtual void wait() = 0;
     /// CUDA only: this stream waits for the exchange.
     virtual void wait_on(CudaStream stream);
@@ -47,7 +47,7 @@ class Exchanger {
                                                         std::span<std::span<std::byte> const> receives,
                                                         std::shared_ptr<void const> memory,
                                                         std::span<std::size_t> received_bytes = {}) = 0;
-  /// Starts to send a block to one rank, which calls receive() with the same size and number.
+  /// Starts to send a block to one rank, which calls receive() with the same size and `number` (the message's tag).
   [[nodiscard]] virtual std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
                                                        std::shared_ptr<void const> memory) = 0;
   [[nodiscard]] virtual std::unique_ptr<Exchange> receive(std::span<std::byte> block, int peer, std::uint64_t number,

@@ -53,7 +53,8 @@ class GroupExchanger final : public Exchanger {
  private:
   static constexpr comm::DataType kBytes = 0;  ///< Blocks are bytes to the group.
 
-  /// Messages between two ranks do not belong to a channel, so their numbers tell exchangers of a group apart.
+  /// Tag of a message between two ranks. Such messages do not belong to a channel, so the tag has the channel's number
+  /// to tell the exchangers of a group apart.
   [[nodiscard]] std::uint64_t match_of(std::uint64_t number) const {
     return std::uint64_t{1} << 62 | static_cast<std::uint64_t>(channel_) << 48 | number;
   }
@@ -95,7 +96,7 @@ class GroupExchanger final : public Exchanger {
     }
 
    private:
-    static constexpr std::chrono::milliseconds kSlice{200};
+    static constexpr std::chrono::milliseconds kSlice{200};  ///< Time between two calls of while_waiting().
 
     comm::Group& group_;
     comm::OperationPtr operation_;

@@ -3,8 +3,8 @@
 // Initial embeddings as a pure function of (seed, table, id, column).
 //
 // A row is made when its key is first looked up. Its values must not depend on when that happens, on which rank, or
-// in which order. So a counter-based generator replaces a stream of random numbers: column block `b` of a key is
-// philox({id, table, b}, seed). A lookup of a key without a row can thus compute what the row would hold.
+// in which order. So a counter-based generator replaces a stream of random numbers: columns 4 * b to 4 * b + 3 of a key
+// are philox({id, table, b}, seed). A lookup of a key without a row can thus compute what the row would hold.
 
 #pragma once
 

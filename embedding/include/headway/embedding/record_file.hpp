@@ -14,8 +14,8 @@
 
 namespace headway::embedding {
 
-/// Records in a file: where they are, and the keys that they have. A checkpoint's manifest lists the blocks of its
-/// files.
+/// Records in a file: their position, and the range of their keys. A checkpoint's manifest lists the blocks of its
+/// files. A virtual bucket is one of 2^14 ranges of key hashes (routing.hpp), the unit in which ranks divide keys.
 struct RecordBlock {
   std::uint64_t offset = 0;  ///< In bytes, from the begin of the file.
   std::uint64_t num_bytes = 0;

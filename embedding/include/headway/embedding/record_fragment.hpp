@@ -10,8 +10,8 @@
 
 namespace headway::embedding {
 
-/// All records of one table in a range of virtual buckets: the unit of a state_dict(). record_fragment.cpp has its
-/// format as bytes.
+/// All records of one table in a range of virtual buckets, the ranges of key hashes by which ranks divide keys
+/// (routing.hpp). It is the unit of a state_dict(). record_fragment.cpp has its format as bytes.
 struct RecordFragment {
   std::uint32_t routing_version = 0;  ///< Version of the mapping from keys to buckets.
   std::uint64_t updates = 0;          ///< Optimizer steps of the table.
@@ -20,6 +20,7 @@ struct RecordFragment {
   RecordColumns rows, pending;
 };
 
+/// Number of bytes that encode() writes.
 [[nodiscard]] std::size_t encoded_bytes(RecordFragment const& fragment);
 /// @param bytes (encoded_bytes()) aligned to 8 bytes
 /// @throws base::UsageError if columns have different lengths

@@ -12,7 +12,7 @@
 
 namespace headway::embedding {
 
-/// Records in memory of the caller, from a file or a state.
+/// Records in memory of the caller, from a file or a state_dict(). A record is a key and what a table stores about it.
 struct RecordColumns {
   std::span<std::uint64_t const> ids{};
   std::span<std::uint32_t const> tables{};  ///< (ids.size()); empty: all are of `table`.
@@ -32,7 +32,7 @@ struct RecordColumns {
 /// A table that takes records.
 struct RecordTarget {
   Table* table = nullptr;
-  std::vector<std::uint32_t> numbers;  ///< Records of these tables are for it.
+  std::vector<std::uint32_t> numbers;  ///< Ids of tables (Key::table) whose records it takes.
   /// Optimizer state of the rows, whatever the records say. None: that of the records; a table without state drops it.
   std::optional<float> initial_state{};
 };

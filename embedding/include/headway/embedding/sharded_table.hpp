@@ -18,19 +18,19 @@
 
 namespace headway::embedding {
 
-struct KeyRoom;
-class StepsInUse;
+struct KeyRoom;    // Capacities of key messages between ranks (src/exchange/key_exchange.hpp).
+class StepsInUse;  // Steps of the batches that exist (src/exchange/lookup_state.hpp).
 
 enum class LookupStage : std::uint8_t;  // In src/exchange/lookup_state.hpp.
 
 /// Stages at which a lookup removes duplicates: before keys are sent, and at their owner.
 enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
 
-/// Tables that share rows of one width and one set of rules. The numbers of the tables are part of the keys, so equal
-/// ids of two tables have rows of their own.
+/// Tables with equal options, which share storage and exchanges. A key contains the id of its table, so equal ids of
+/// two tables have rows of their own.
 struct MergedTable {
   TableOptions options;               ///< Sizes count rows of this rank.
-  std::vector<std::uint32_t> tables;  ///< Numbers that features name (Feature::table).
+  std::vector<std::uint32_t> tables;  ///< Ids of the tables, as in Feature::table and Key::table.
   /// LookupMode::kRead gives zeros for ids without a row, instead of the embedding that an insertion would store.
   bool reads_unknown_as_zeros = false;
   std::shared_ptr<Table> made{};  ///< A table with these options that exists already; none: it is made.
@@ -48,7 +48,7 @@ enum class LookupMode : std::uint8_t { kInsert, kRead };
 
 struct BatchOptions {
   LookupMode mode = LookupMode::kInsert;
-  bool keeps_embeddings = false;  ///< A copy of the embeddings where none is needed otherwise: see embeddings().
+  bool keeps_embeddings = false;  ///< Keep a copy, even if expand() needs none: see embeddings(), weight_gradients().
   bool counts_refused = true;     ///< With kInsert: count the keys that get no row, for num_refused().
   bool masks_unknown = true;      ///< With kRead: do as MergedTable::reads_unknown_as_zeros says; false: ignore it.
 };
@@ -72,7 +72,7 @@ struct Traffic {
   std::uint64_t gradient_bytes = 0;  ///< Sent to owners.
 };
 
-/// Learning rates of one step: `rate` for all tables but those in `of_tables`, by number.
+/// Learning rates of one step: `rate` for all tables but those in `of_tables`, by table id.
 struct StepRates {
   double rate = 0;
   std::map<std::uint32_t, double> of_tables{};
@@ -95,6 +95,9 @@ struct TableStep {
 ///
 /// Arrays are in the memory of the device; features too. On a CUDA device calls are ordered on the caller's stream. One
 /// rank never waits for the device; several wait once a batch, for the sizes of exchanges.
+///
+/// Parameters `merged` are indices into the merged tables of the constructor. Shapes: U unique keys of this rank's
+/// batch.
 ///
 /// All ranks make the same calls in the same order, also with no ids. Several batches may be begun before the first is
 /// finished. Not thread-safe. If one of these calls fails on a rank after it has begun to exchange, the others get an
@@ -130,7 +133,8 @@ class ShardedTable {
   [[nodiscard]] std::unique_ptr<Batch> begin_again(Batch const& batch);
   [[nodiscard]] bool is_finished(Batch const& batch) const;
   /// The stages of finish(), for callers that work between them. Each does what is left of those before. start_keys()
-  /// waits for sizes where they travel first, look_up() for the keys, and start_embeddings() for nothing.
+  /// waits for the sizes of messages if these need a round of their own (Exchanger::takes_capacities()), look_up() for
+  /// the keys, and start_embeddings() for nothing.
   void start_keys(Batch& batch);
   void look_up(Batch& batch);
   void start_embeddings(Batch& batch);
@@ -227,7 +231,7 @@ class ShardedTable {
   /// @throws base::UsageError if other tables have begun the batch
   void expect_own(Batch const& batch) const;
   [[nodiscard]] bool is_alone() const { return exchanger_->size() == 1; }
-  /// The keys without duplicates if `stage` (kFirst or kSecond) removes them.
+  /// Unique keys, if the options remove duplicates at `stage` (kFirst or kSecond); else each key as its own unique key.
   [[nodiscard]] UniqueBlocks unique(Keys const& keys, Dedup stage) const;
   /// May an owner have a key twice in one batch?
   [[nodiscard]] bool may_repeat() const;
@@ -262,7 +266,7 @@ class ShardedTable {
   [[nodiscard]] Block<float> scaled_weights(Block<float> const& weights, float factor,
                                             UniqueBlocks const& unique) const;
   [[nodiscard]] Block<RowId> rows_to_update(TableGradient const& gradient, std::size_t merged) const;
-  /// (W, dim) The sum of the gradients of each key. The first call adds them.
+  /// (W, dim) The sum of the gradients of each of the W unique keys that this rank owns. The first call adds them.
   std::span<float> sums_of(TableGradient& gradient, std::size_t merged);
   /// The pending gradients of a merged table. The caller's stream waits for them.
   [[nodiscard]] std::vector<TableGradient*> pending(std::size_t merged);
@@ -276,7 +280,7 @@ class ShardedTable {
   std::vector<std::shared_ptr<Table>> tables_;
   std::vector<std::uint64_t> num_replaced_;         ///< (merged tables) Calls of replace_table().
   std::vector<std::size_t> widths_;                 ///< Dim of each merged table.
-  std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each number.
+  std::map<std::uint32_t, std::size_t> merged_of_;  ///< Merged table of each table id.
   std::unique_ptr<KeyRoom> key_room_;
   std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;

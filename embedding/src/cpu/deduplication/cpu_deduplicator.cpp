@@ -2,7 +2,8 @@
 
 // Deduplication of a batch on the CPU, with exact counts.
 //
-// Idea: the batch is sorted by stripe, so all duplicates of a key are in one stripe and meet in one thread. Three
+// Idea: the batch is sorted by stripe, one of 64 classes of key hashes (stripe_map.hpp). So all duplicates of a key are
+// in one stripe and meet in one thread. The members of a unique key are its positions in the batch. Three
 // passes: (1) find_firsts: each stripe finds the first occurrence of each of its keys in a hash table of positions, and
 // counts the occurrences. (2) index_firsts: ranges of the batch number their first occurrences; a prefix sum over the
 // ranges makes the numbering that of the whole batch. (3) fill_csr: each stripe writes the inverse indices and the

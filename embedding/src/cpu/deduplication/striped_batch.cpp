@@ -20,7 +20,7 @@ void StripedBatch::sort(Keys const& keys, StripeMap const& map, base::ThreadPool
       ++ends_[range * StripeMap::kCount + map.of(hashes_[i])];
     }
   });
-  // Pass 2: turn counts into places, stripe by stripe and range by range.
+  // Pass 2: turn counts into positions in order_, stripe by stripe and range by range.
   std::size_t sum = 0;
   for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) {
     stripe_offsets_[stripe] = sum;
@@ -29,7 +29,7 @@ void StripedBatch::sort(Keys const& keys, StripeMap const& map, base::ThreadPool
     }
   }
   stripe_offsets_[StripeMap::kCount] = sum;
-  // Pass 3: each range puts its keys to its places, in the order of the batch.
+  // Pass 3: each range writes its keys to its positions, in the order of the batch.
   thread_pool.in_ranges(keys.size(), [&](std::size_t range, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       order_[ends_[range * StripeMap::kCount + map.of(hashes_[i])]++] = i;

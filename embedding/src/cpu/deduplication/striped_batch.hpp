@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Stable counting sort of a batch by stripe, in parallel.
+// Stable counting sort of a batch by stripe (one of 64 classes of key hashes, see stripe_map.hpp), in parallel.
 //
 // Idea: three passes. (1) Each range of the batch (ThreadPool::kRangeSize keys) hashes its keys and counts them by
 // stripe. (2) An exclusive prefix sum over (stripe, range) turns each count into the position of the range's first key
-// of that stripe. (3) Each range writes the positions of its keys in the batch to those places.
+// of that stripe in `order_`. (3) Each range writes the batch positions of its keys there.
 //
 // Example: keys 0 to 3 of stripes 0 1 1 0, in ranges {0, 1} and {2, 3}. Each range has one key of each stripe.
-//   Places for stripe 0: range 0 at 0, range 1 at 1. For stripe 1: range 0 at 2, range 1 at 3.
+//   In order_, stripe 0 begins at 0 for range 0 and at 1 for range 1, and stripe 1 at 2 and at 3.
 //   order_ = 0 3 1 2, stripe_offsets_ = 0 2 4 for these two stripes.
 //
 // Invariants: the sort is stable, so order_ does not depend on the number of threads.
@@ -52,9 +52,9 @@ class StripedBatch {
  private:
   std::vector<Hash> hashes_;        ///< (keys)
   std::vector<std::size_t> order_;  ///< (keys) Positions in the batch, ordered by stripe.
-  /// (stripes + 1) First place of each stripe in `order_`.
+  /// (stripes + 1) Offset of each stripe in `order_`.
   std::vector<std::size_t> stripe_offsets_ = std::vector<std::size_t>(StripeMap::kCount + 1);
-  /// (ranges, stripes) Scratch: place in `order_` of the range's next key of the stripe.
+  /// (ranges, stripes) Scratch: index in `order_` of the range's next key of the stripe.
   std::vector<std::size_t> ends_;
 };
 

@@ -40,11 +40,12 @@ struct KeyGroup {
   std::size_t size;
 };
 
-/// Locates first buckets: the highest kStripeBits bits of a hash choose a stripe's index, the next ones its segment.
+/// Locates first buckets: the highest kStripeBits bits of a hash choose a stripe's index, the next ones its segment. A
+/// stripe is one of the 64 parts of a table's key index.
 struct StripesView {
   static constexpr int kStripeBits = 12;
 
-  std::uint8_t const* stripe_of_cell;            ///< (2^kStripeBits) As StripeMap::cells().
+  std::uint8_t const* stripe_of_cell;            ///< (2^kStripeBits) Stripe for each value of these bits.
   DirectoryView<WideBucket> const* directories;  ///< (stripes)
 };
 

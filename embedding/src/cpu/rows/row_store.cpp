@@ -95,10 +95,10 @@ RowId RowAllocator::allocate() {
   }
   std::size_t const block = blocks_.back();
   auto& free_rows = store_->free_rows_of(block);
-  auto const place = static_cast<std::size_t>(std::countr_zero(free_rows));
+  auto const bit = static_cast<std::size_t>(std::countr_zero(free_rows));
   free_rows &= free_rows - 1;
   if (free_rows == 0) blocks_.pop_back();
-  return RowId{static_cast<std::uint32_t>(block * RowStore::kBlockRows + place)};
+  return RowId{static_cast<std::uint32_t>(block * RowStore::kBlockRows + bit)};
 }
 
 void RowAllocator::free(RowId id) noexcept {

@@ -2,13 +2,13 @@
 
 // Row store: rows in chunks, handed out in blocks of 64.
 //
-// Idea: a RowId is an index. Its high bits choose a chunk, its low bits a place in it, so rows never move as the store
+// Idea: a RowId is an index. Its high bits choose a chunk, its low bits a row in it, so rows never move as the store
 // grows. A chunk holds 2^n rows, in 32 MiB or less (a block, if rows are longer than 512 KiB), and behind them their
-// RowNotes, so that reading notes touches no line of values. A chunk is mapped before it is needed and costs nothing
-// until its rows are written. Rows are handed out in blocks, each to one RowAllocator. The free rows of a block are
-// bits of one word.
+// metadata (RowNotes), so that reading it touches no line of values. A chunk is mapped before it is needed and costs
+// nothing until its rows are written. Rows are handed out in blocks, each to one RowAllocator. The free rows of a block
+// are bits of one word.
 //
-// Example: rows of 64 bytes, so 2^19 rows in a chunk. Row 600,000 is place 75,712 of chunk 1, and bit 0 of block 9,375.
+// Example: rows of 64 bytes, so 2^19 rows in a chunk. Row 600,000 is row 75,712 of chunk 1, and bit 0 of block 9,375.
 //
 // Invariants: row 0 is RowId::kNone and is never handed out. A block belongs to one allocator, and so to one thread at
 //   a time. free_rows_ has capacity for all mapped blocks, so adding one moves no word that another thread uses.
@@ -55,9 +55,12 @@ class RowStore {
   /// Unmaps all chunks. No row may be in use, and all allocators must be gone.
   void clear();
 
-  [[nodiscard]] std::byte* row(RowId id) const { return chunks_[chunk_of(id)].data() + place_of(id) * row_bytes_; }
+  [[nodiscard]] std::byte* row(RowId id) const {
+    return chunks_[chunk_of(id)].data() + index_in_chunk(id) * row_bytes_;
+  }
   [[nodiscard]] RowNotes& notes(RowId id) const {
-    return reinterpret_cast<RowNotes*>(chunks_[chunk_of(id)].data() + rows_per_chunk() * row_bytes_)[place_of(id)];
+    return reinterpret_cast<RowNotes*>(chunks_[chunk_of(id)].data() +
+                                       rows_per_chunk() * row_bytes_)[index_in_chunk(id)];
   }
 
   [[nodiscard]] std::size_t row_bytes() const { return row_bytes_; }
@@ -72,7 +75,9 @@ class RowStore {
   friend class RowAllocator;
 
   [[nodiscard]] std::size_t chunk_of(RowId id) const { return static_cast<std::uint32_t>(id) >> chunk_bits_; }
-  [[nodiscard]] std::size_t place_of(RowId id) const { return static_cast<std::uint32_t>(id) & (rows_per_chunk() - 1); }
+  [[nodiscard]] std::size_t index_in_chunk(RowId id) const {
+    return static_cast<std::uint32_t>(id) & (rows_per_chunk() - 1);
+  }
   /// Free rows of a block, a bit each. Does not read the vector's size, which another thread may change.
   [[nodiscard]] std::uint64_t& free_rows_of(std::size_t block) { return free_rows_.data()[block]; }
   /// Index of a new block; nullopt if the reserved rows are used up. Thread-safe.

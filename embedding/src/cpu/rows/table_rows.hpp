@@ -13,7 +13,8 @@
 
 namespace headway::embedding {
 
-/// Contents of a table's rows: embedding, optimizer state and notes, in two stores, one for each precision.
+/// Contents of a table's rows: embedding, optimizer state and notes (lookup count, step of the last lookup, state of a
+/// row-wise optimizer). There are two stores, one for each precision. Rows in bfloat16 are called cold.
 /// Different rows may be used by different threads at the same time.
 class TableRows {
  public:
@@ -73,6 +74,7 @@ class TableRows {
   [[nodiscard]] std::size_t num_bytes() const;
 
  private:
+  /// Id of a row within the store of its precision: a RowId without its precision bit.
   [[nodiscard]] static RowId plain(RowId id) { return RowId{row_index(id)}; }
   [[nodiscard]] RowStore const& store_of(RowId id) const { return stores_[static_cast<std::size_t>(precision_of(id))]; }
   /// Embedding of a float32 row.

@@ -163,7 +163,8 @@ class CpuTable final : public Table {
   [[nodiscard]] EvictionOrder eviction_order() const { return {options_.eviction, oldest_in_use_}; }
   /// Evicts the rows of the least scores until `num_rows` are left, by a scan of all rows.
   std::size_t evict_locked(std::size_t num_rows, EvictionOrder const& order);
-  /// Evicts down to rows_left() rows because there are more than `allowed`: from the queues if they may be used.
+  /// Evicts because there are more than `allowed` rows: down to `low`, within eviction_batch (rows_left()). Uses the
+  /// queues if they may be used.
   void evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low);
 
   /// Calls `visit(key, row)` for the rows of the next 64 buckets, after prefetching their notes.
@@ -180,7 +181,7 @@ class CpuTable final : public Table {
     for (std::size_t i = 0; i < num_found; ++i) visit(found[i].first, found[i].second);
   }
 
-  // Eviction from queues
+  // Eviction from queues. eviction_queue.hpp explains queues, scan and horizon.
   /// Whether queues may be used: they need scores that never decrease. Two cases break this: with LFU the score of a
   /// row drops when it expires, and an imported row may have a step that is still to come.
   [[nodiscard]] bool has_queues() const {

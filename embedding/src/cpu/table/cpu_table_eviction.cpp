@@ -4,7 +4,7 @@
 //
 // Idea: the `count` least rows of all 64 stripes are wanted (ready_least). Each stripe moves its expected share, and
 // 10% and 8 entries more, from its queue to `ready`; entries whose score is outdated go back, rows in use wait. The
-// score number `count` of all ready rows is a bound. Each stripe then takes its further entries up to the bound, after
+// count-th least score of all ready rows is a bound. Each stripe then takes its further entries up to the bound, after
 // which the `count` least are ready for sure. Rows above the final score return to their queues. If the ready rows are
 // too few, shares double; if the queues are empty, the scan is finished and the horizon advances. Between evictions
 // prepare_eviction() scans a part of all rows, in proportion to the used part of the first queues.

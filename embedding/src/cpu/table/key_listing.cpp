@@ -4,7 +4,7 @@
 //
 // Offsets are counted, summed and then used as write positions: ++offsets[slice + 1] per key, a prefix sum, and one
 // more pass that puts each key where its slice goes on. Example: slices 1 0 1 count 1 2, the offsets are 0 1 3, and
-// the keys are written to places 1, 0 and 2.
+// the keys are written to positions 1, 0 and 2.
 
 #include "cpu/table/key_listing.hpp"
 
@@ -19,15 +19,15 @@ namespace {
 /// With 10 million keys of 24 bytes, a slice takes about 1 MB and fits a cache.
 constexpr std::uint32_t kMostSlices = 256;
 
-constexpr std::uint32_t round_up(std::uint32_t value, std::uint32_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr std::uint32_t ceil_div(std::uint32_t value, std::uint32_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace
 
 KeyListing::KeyListing(std::uint32_t first_bucket, std::uint32_t end_bucket, std::size_t num_parts)
     : first_bucket_(first_bucket),
       end_bucket_(end_bucket),
-      width_(std::max(1U, round_up(end_bucket - first_bucket, kMostSlices))),
-      num_slices_(round_up(end_bucket - first_bucket, width_)),
+      width_(std::max(1U, ceil_div(end_bucket - first_bucket, kMostSlices))),
+      num_slices_(ceil_div(end_bucket - first_bucket, width_)),
       parts_(num_parts) {
   for (auto& part : parts_) part.offsets.resize(num_slices_ + 1);
 }
@@ -42,7 +42,7 @@ void KeyListing::put(std::size_t part, std::span<ListedKey const> keys) {
 }
 
 Records KeyListing::sorted(base::ThreadPool& thread_pool, Columns columns) const {
-  // Place of each slice in the result: parts hold offsets (sums over smaller slices), so their sum is one too.
+  // Offset of each slice in the result: parts hold offsets (sums over smaller slices), so their sum is one too.
   std::vector<std::size_t> offsets(num_slices_ + 1);
   for (auto const& part : parts_) {
     for (std::size_t slice = 0; slice <= num_slices_; ++slice) offsets[slice] += part.offsets[slice];

@@ -3,7 +3,7 @@
 // Second stage of deduplication: the CSR map from segments (unique keys, ranks) to items (batch positions).
 //
 // Idea: a stable radix sort of the items by segment puts the items of a segment side by side, in ascending order. A
-// segment's offset is the place at which its number first appears. The sort looks only at the bits that segments can
+// segment's offset is the position at which its number first appears. The sort looks only at the bits that segments can
 // have: for 1,000 keys these are 10 bits, which saves passes.
 //
 // Example: segments of items 0 to 3 are 0 1 0 2. Sorted segments 0 0 1 2, csr_indices 0 2 1 3, csr_offsets 0 2 3 4.

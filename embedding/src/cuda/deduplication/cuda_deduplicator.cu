@@ -2,7 +2,8 @@
 
 // Deduplication on the GPU: the unique keys of a batch, their counts, and the CSR map to batch positions.
 //
-// Idea: three stages, each in a file of its own, all on the caller's stream.
+// Idea: three stages, each in a file of its own, all on the caller's stream. The members of a unique key are its
+// positions in the batch.
 //   1. find_unique.cu: a hash table finds the first occurrence of each key; a prefix sum numbers these occurrences.
 //   2. build_csr.cu: a radix sort of the batch positions by unique key gives `csr_indices`; run boundaries give
 //   `csr_offsets`.

@@ -90,7 +90,7 @@ void reorder_unique_keys_async(CudaUniqueKeys const& unique, std::span<std::uint
   UniqueView const from(unique);
   auto const num_keys = static_cast<std::uint32_t>(unique.inverse_indices.size());
   DeviceBuffer<std::uint32_t> const places(num_keys, stream);
-  // One thread more than keys: the one behind the last key writes the number of keys, also for an empty batch.
+  // One thread more than keys, since thread 0 writes the number of keys for an empty batch too.
   reorder_keys_kernel<<<num_blocks(std::uint64_t{num_keys} + 1), kBlockThreads, 0, stream>>>(
       {.from = view_of(unique.keys()),
        .order = order.data(),

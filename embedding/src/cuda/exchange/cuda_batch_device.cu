@@ -15,7 +15,7 @@
 //   do not disturb each other.
 //   Memory is freed in the order of the stream on which it was allocated. A caller that uses it on another stream
 //   orders the two by record() and wait_for() before the last Block goes.
-// Complexity: that of the kernels; deduplicate() and from_unique() allocate 7 blocks, sort_by_owner() 8.
+// Complexity: that of the kernels; deduplicate() and from_unique() allocate up to 7 blocks, sort_by_owner() up to 9.
 
 #include "cuda/exchange/batch_kernels.hpp"
 #include "cuda/exchange/host_copies.hpp"

@@ -3,11 +3,12 @@
 // Keys with values: several batches in one, and the keys of one table.
 //
 // Idea of concatenate: known keys and their values come first in each piece, so a piece is copied as three contiguous
-// arrays. Its place is the number of known keys before it. A kernel of one block per 64 pieces adds these numbers up.
+// arrays. Its offset is the number of known keys before it. A kernel of one block per 64 pieces adds these numbers up.
+// Keys are known if they are below *Keys::num_known, a number that only the device has.
 // Idea of select_table: cub::DeviceSelect lists the indices of the keys, in their order; two kernels then gather.
 //
 // Example: pieces of 3 and 2 keys, of which 2 and 2 are known. offsets 0 2 4. The result has room for 5 keys; the keys
-// of the second piece are in places 2 and 3, and place 4 is not set.
+// of the second piece are at positions 2 and 3, and position 4 is not set.
 //
 // Invariants: keys keep their order. The host does not learn how many keys the result has.
 // Complexity: O(keys * dim). concatenate: two launches per 64 pieces. select_table: CUB's scratch memory, and 4 bytes
@@ -38,8 +39,8 @@ struct ValuesPiece {
   float const* values;
   DeviceCount size;
   std::uint32_t table;
-  std::uint32_t index;  ///< Place of the piece in the list.
-  std::uint32_t first;  ///< Place of its first key if there are no offsets on the device.
+  std::uint32_t index;  ///< Index of the piece in the list.
+  std::uint32_t first;  ///< Position of its first key in the result if there are no offsets on the device.
 };
 
 struct OffsetsArgs {
@@ -74,7 +75,7 @@ void find_piece_offsets_async(std::span<ValuesPiece const> pieces, std::uint32_t
   }
 }
 
-/// Copies the known keys of a piece to their place.
+/// Copies the known keys of a piece, and their values, to the result.
 struct ConcatenateKeys {
   std::uint32_t const* offsets;  ///< (pieces + 1) nullptr: ValuesPiece::first.
   std::uint32_t dim;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Key index on the GPU: an open hash table in 64 stripes. One thread probes for one key, one bucket per step.
+// Key index on the GPU: an open-addressing hash table in 64 stripes. One thread probes for one key, a bucket per step.
 //
 // Idea: the top 12 bits of hash.low choose the stripe (StripeMap). A stripe is an array of 2^n buckets in memory of
 // its own. A bucket has 64 bytes: 4 ids, 4 tables, 4 words (RowWord: row, pending count, kEmpty or kErased). A thread

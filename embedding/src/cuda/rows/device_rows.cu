@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Row store of a table on a device: four growing arrays per precision (rows, notes, row-wise states, free list).
+// Row store of a table on a device: four growing arrays per precision. They hold rows, notes (lookup count and step of
+// the last lookup), states of a row-wise optimizer, and the free list.
 //
 // Example: dim 10 with Adam (20 floats of state). A float32 row has 40 + 80 = 120 bytes, padded to 128. A bfloat16 row
 //  has 20 + 80 = 100 bytes, also padded to 128. With SGD (no state) they have 40, padded to 64, and 20, padded to 32.

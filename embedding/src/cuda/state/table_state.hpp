@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Counters of a table that only kernels can keep. They live in device memory; all are updated by atomics, except by
-// the single thread that settles a call.
+// Counters of a table that only kernels can keep. They live in device memory; all are updated by atomics, except where
+// a single thread runs alone, for example to settle the free rows after a call.
 
 #pragma once
 
@@ -27,7 +27,7 @@ struct TableState {
   std::uint32_t live[StripeMap::kCount] = {};  ///< Slots of each stripe with a key.
   FreeRows free_rows[2];                       ///< By Precision.
   std::uint32_t num_rows = 0, num_cold = 0, num_pending = 0;
-  std::uint32_t num_parts_left = 0;  ///< Parts that the present eviction has yet to visit, one in each step.
+  std::uint32_t num_parts_left = 0;  ///< Parts of a large table that eviction has yet to visit, one in each step.
   std::uint32_t num_bad_rows = 0;    ///< Row ids passed by callers that the table does not have.
   TableStatistics statistics;
 };

@@ -41,11 +41,11 @@ Records last_records(Records const& records) {
   struct HashKey {
     std::size_t operator()(Key key) const { return hash_of(key).low; }
   };
-  std::unordered_map<Key, std::size_t, HashKey> place_of;
+  std::unordered_map<Key, std::size_t, HashKey> index_of;
   Records last;
   auto const keys = records.keys();
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    auto const [at, is_new] = place_of.try_emplace(keys[i], last.ids.size());
+    auto const [at, is_new] = index_of.try_emplace(keys[i], last.ids.size());
     if (!is_new) {
       last.counts[at->second] = records.counts[i];
       continue;

@@ -8,9 +8,9 @@
 // They are removed in two ways: a step sweeps one of the 64 stripes for each step that passed, and an insertion first
 // removes the expired rows of its keys.
 //
-// Example: time_to_live 10, step 20, no row in use. A row looked up in step 9 is expired (more than 10 steps ago);
-// one of step 10 is
-//  not. From step 20 to step 23, begin_step() sweeps three stripes, so after 64 steps each stripe was swept once.
+// Example: time_to_live 10, step 20, no row in use. A row looked up in step 9 is expired (more than 10 steps ago); one
+//  of step 10 is not. From step 20 to step 23, begin_step() sweeps three stripes, so after 64 steps each stripe was
+//  swept once.
 //
 // Invariants: a slot becomes kErased first and then, if its bucket has another empty slot, kEmpty. An empty slot ends
 //  probes, so it may only appear where no probe ever went on. A row is given back exactly once.

@@ -91,7 +91,8 @@ __device__ inline KeyStatus status_without_row(InsertionArgs const& args, std::u
   return decisions.are_refused[i] != 0 ? KeyStatus::kNoRoom : KeyStatus::kInserted;
 }
 
-/// Slots that a block has claimed, by stripe (shared memory). `used`: from kEmpty; `live`: all.
+/// Slots that a block has claimed, by stripe of the key index (shared memory). `used`: slots that were kEmpty; `live`:
+/// all.
 struct SlotCounts {
   std::uint32_t used[StripeMap::kCount], live[StripeMap::kCount];
 };
@@ -319,6 +320,7 @@ __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_
     write_notes(args, own, count);
   }
   __syncthreads();
+  // Phase 4: all threads fill the new rows.
   fill_rows(args, block);
   if (!takes_row) return;
   // Phase 5: publish the row in the key index. No kernel of this stream reads it before this launch has ended.

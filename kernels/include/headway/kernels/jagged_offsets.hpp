@@ -8,7 +8,8 @@
 
 namespace headway::kernels {
 
-/// Lengths of items before and after a move. Their offsets are computed together: one scan costs less than two.
+/// Lengths of items before and after a move. An item is the list of rows of one feature in one sample. The offsets of
+/// both are computed together: one scan costs less than two.
 ///
 /// Example: lengths before are 2 1 (3 rows), lengths after are 1 2 0. The offsets are 0 2 3 and 0 1 3 3.
 struct MovedLengths {
@@ -35,7 +36,7 @@ void find_offsets_async(MovedLengths const& lengths, void* scratch, std::int64_t
 /// Groups of equally many consecutive segments.
 struct SegmentGroups {
   Segments segments{};
-  std::int64_t num_groups = 0, segments_of_group = 0;  ///< Their product below 2^31.
+  std::int64_t num_groups = 0, segments_of_group = 0;  ///< Segments per group. The product is below 2^31.
   std::int64_t* num_rows = nullptr;                    ///< (num_groups): rows of each group, written.
 };
 

@@ -2,10 +2,9 @@
 
 // Segments of jagged tensors: which rows belong together, in an order that may differ from that in memory.
 //
-// Example: F = 2 features, B = 3 samples, items in the order of features: f0s0 f0s1 f0s2 f1s0 f1s1 f1s2 with 1 2 0 1
-// 1 3
-//  rows, offsets 0 1 3 3 4 5 8. Segments of transposed(2, 3) are items 0 3 1 4 2 5: segment 1 is item 3, row 3.
-//  whole(nullptr, 3) has two segments: rows 0 to 2 and rows 3 to 7.
+// Example: F = 2 features, B = 3 samples, items in the order of features: f0s0 f0s1 f0s2 f1s0 f1s1 f1s2. They have
+//  1 2 0 1 1 3 rows, so offsets are 0 1 3 3 4 5 8. Segments of transposed(2, 3) are items 0 3 1 4 2 5: segment 1 is
+//  item 3, row 3. whole(nullptr, 3) has two segments: rows 0 to 2 and rows 3 to 7.
 //
 // Nothing is materialised: an order is a few numbers and at most two lists, and a kernel computes the items of each
 // segment when it needs them.
@@ -28,7 +27,8 @@ struct Range {
 /// Maps the number of a segment to its items: segment (i, j) has the number i * num_inner + j.
 struct SegmentOrder {
   enum class Kind : std::uint8_t {
-    kListed,         ///< (i, j) is `span` items from outer[i] * outer_stride + inner[j] * inner_stride.
+    kListed,  ///< (i, j) is `span` items from outer[i] * outer_stride + inner[j] * inner_stride.
+    // A run is the items of one feature whose samples belong to one rank.
     kRunsByFeature,  ///< (rank i, feature j) of items in the order of features, then samples.
     kRunsByRank,     ///< (rank i, feature j) of items in the order of ranks, then features, then samples.
   };
@@ -36,7 +36,7 @@ struct SegmentOrder {
   std::int64_t num_inner = 1;
 
   std::int64_t const* outer = nullptr;  ///< Null: 0, 1, 2, ...
-  std::int64_t const* inner = nullptr;
+  std::int64_t const* inner = nullptr;  ///< Likewise.
   std::int64_t outer_stride = 1, inner_stride = 1, span = 1;
 
   std::int64_t const* bounds = nullptr;  ///< For runs: rank i has the samples bounds[i] to bounds[i + 1].
@@ -44,7 +44,7 @@ struct SegmentOrder {
 
   /// Segments of one item each, `stride` items apart.
   static SegmentOrder every(std::int64_t stride) { return {.outer_stride = stride}; }
-  /// Segment per feature with all its samples. `features` selects features; null selects all.
+  /// One segment per feature with all its samples. `features` selects features; null selects all.
   static SegmentOrder whole(std::int64_t const* features, std::int64_t num_samples) {
     return {.outer = features, .outer_stride = num_samples, .span = num_samples};
   }

@@ -11,7 +11,7 @@
 
 namespace headway::kernels {
 
-/// Columns of rows in a tensor of their own.
+/// Consecutive columns of x in a tensor of their own.
 template <class Pointer>
 struct SplitPart {
   StridedRows<Pointer> rows{};
@@ -43,7 +43,7 @@ struct SiluSplitBackward {
   StridedRows<void const*> x{};
   std::span<SplitPart<void const*> const> grad_parts{};
   void* grad_x = nullptr;       ///< (num_rows, columns of all parts)
-  void* column_sums = nullptr;  ///< (columns of all parts)
+  void* column_sums = nullptr;  ///< (columns of all parts): sums of grad_x, the gradient of a bias.
 };
 
 /// @throws std::invalid_argument if arguments do not fit each other

@@ -19,7 +19,8 @@ namespace headway::kernels {
 
 /// Factors of an optimizer step, precomputed once per step from options and step number.
 struct UpdateFactors {
-  /// rate_of_moment: rate / bias correction 1. shrinkage: 1 - rate * decay.
+  /// rate_of_moment: rate / bias correction 1. shrinkage: 1 - rate * decay, or 1 if decay is L2. l2: decay if it is L2,
+  /// else 0. inverse_root_of_bias: 1 / sqrt(bias correction 2). Bias corrections are those of Adam; other rules have 1.
   float rate = 0, rate_of_moment = 0, shrinkage = 1, inverse_root_of_bias = 1;
   float l2 = 0, epsilon = 0, beta2 = 0, rest1 = 0, rest2 = 0;  ///< rest1 = 1 - beta1, rest2 = 1 - beta2.
 };

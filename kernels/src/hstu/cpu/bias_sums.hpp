@@ -49,7 +49,8 @@ class BiasSums {
   }
 
  private:
-  /// Part of an array: `size` elements from `from`, which belong to the weights from `to` on.
+  /// Gradients of one head in the array of all heads: `size` elements from `from`, which belong to the weights from
+  /// `to` on.
   struct Part {
     std::int64_t from, size, to;
   };

@@ -33,7 +33,7 @@ void ForwardGroup<Element>::compute(Sequence const& sequence, std::int64_t head,
   });
   std::span<Block> const blocks{blocks_.data(), used};
   for_each_block({0, sequence.num_keys()}, [&](TokenRange keys) {
-    // Seen by nobody of the whole group: the keys are not even loaded.
+    // Keys that no query of the group sees are not even loaded.
     if (visibility_of(sequence, queries, keys) != BlockVisibility::kNone) add_keys(blocks, sequence, head, keys);
   });
   for (Block const& block : blocks) {

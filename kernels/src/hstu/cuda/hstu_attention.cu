@@ -154,8 +154,8 @@ std::size_t hstu_attention_backward_workspace_bytes(HstuBackwardArgs const& args
   if constexpr (!kHasSm90Kernels) return sm80_bytes;
   int const num_multiprocessors = base::device_attribute(cudaDevAttrMultiProcessorCount);
   BackwardWork const work = backward_work(args.forward, num_multiprocessors);
-  Sm90BackwardWorkspace const places(args.forward, work, num_multiprocessors);
-  return std::max(sm80_bytes, static_cast<std::size_t>(places.size_bytes));
+  Sm90BackwardWorkspace const layout(args.forward, work, num_multiprocessors);
+  return std::max(sm80_bytes, static_cast<std::size_t>(layout.size_bytes));
 }
 
 void hstu_attention_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace) {

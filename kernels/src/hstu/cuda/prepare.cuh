@@ -39,35 +39,35 @@ __device__ __forceinline__ void clear_rows(ClearedRows const& rows, std::int64_t
     return;
   }
   for (std::int64_t i = thread; i < num_units; i += num_threads) {
-    std::int64_t const row = i / units, place = i % units, head = place / rows.head_units;
-    data[row * rows.row_stride + head * rows.head_stride + place % rows.head_units] = Unit{};
+    std::int64_t const row = i / units, in_row = i % units, head = in_row / rows.head_units;
+    data[row * rows.row_stride + head * rows.head_stride + in_row % rows.head_units] = Unit{};
   }
 }
 
 /// Checks sequences and time bounds, spread over all threads of the grid.
-__device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& of, std::int64_t thread,
+__device__ __forceinline__ void check_hstu_arguments(HstuPreparation const& args, std::int64_t thread,
                                                      std::int64_t num_threads) {
-  if (thread == 0 && of.sequences.num_sequences == 0) hstu::check_first_offsets(of.sequences, RefuseOnDevice());
-  for (std::int64_t b = thread; b < of.sequences.num_sequences; b += num_threads) {
-    hstu::check_sequence(of.sequences, b, RefuseOnDevice());
+  if (thread == 0 && args.sequences.num_sequences == 0) hstu::check_first_offsets(args.sequences, RefuseOnDevice());
+  for (std::int64_t b = thread; b < args.sequences.num_sequences; b += num_threads) {
+    hstu::check_sequence(args.sequences, b, RefuseOnDevice());
   }
-  for (std::int64_t i = thread + 1; i < of.num_time_bounds; i += num_threads) {
-    hstu::check_time_bound(of.time_bounds, i, RefuseOnDevice());
+  for (std::int64_t i = thread + 1; i < args.num_time_bounds; i += num_threads) {
+    hstu::check_time_bound(args.time_bounds, i, RefuseOnDevice());
   }
 }
 
 /// Kernel: checks, then clears.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const of) {
+__global__ void __launch_bounds__(kThreads) prepare_hstu_kernel(__grid_constant__ HstuPreparation const args) {
   launch_dependent_grids();
   std::int64_t const thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   std::int64_t const num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
   // These loads overlap those of the checks.
-  std::int64_t const first_query = __ldg(of.sequences.query_offsets + of.sequences.num_sequences);
-  std::int64_t const first_key = __ldg(of.sequences.key_offsets + of.sequences.num_sequences);
-  check_hstu_arguments(of, thread, num_threads);
-  for (std::int32_t i = 0; i < of.num_cleared; ++i) {
-    ClearedRows const& rows = of.cleared[i];
+  std::int64_t const first_query = __ldg(args.sequences.query_offsets + args.sequences.num_sequences);
+  std::int64_t const first_key = __ldg(args.sequences.key_offsets + args.sequences.num_sequences);
+  check_hstu_arguments(args, thread, num_threads);
+  for (std::int32_t i = 0; i < args.num_cleared; ++i) {
+    ClearedRows const& rows = args.cleared[i];
     std::int64_t const first = rows.behind == ClearedRows::Behind::kNothing   ? 0
                                : rows.behind == ClearedRows::Behind::kQueries ? first_query
                                                                               : first_key;

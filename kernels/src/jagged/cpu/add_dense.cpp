@@ -37,11 +37,11 @@ void add_dense(JaggedRows const& rows, void const* dense, std::int64_t max_lengt
   RowChunks const chunks(rows.num_rows, rows.num_columns * size_of(rows.type));
   std::int64_t const columns = rows.num_columns;
   executor(chunks.count(), [&](std::int64_t chunk) {
-    for_each_part(samples, rows.num_samples, chunks.rows(chunk), [&](RowPart const& of) {
-      Range const part = of.rows;
-      std::int64_t const first = part.begin - of.segment_begin;
+    for_each_part(samples, rows.num_samples, chunks.rows(chunk), [&](RowPart const& sample_part) {
+      Range const part = sample_part.rows;
+      std::int64_t const first = part.begin - sample_part.segment_begin;
       std::int64_t const num_added = std::clamp<std::int64_t>(max_length - first, 0, part.size());
-      std::int64_t const dense_row = of.segment * max_length + std::min(first, max_length);
+      std::int64_t const dense_row = sample_part.segment * max_length + std::min(first, max_length);
       with_element(rows.type, [&]<class Element>() {
         add_part(static_cast<Element const*>(rows.values) + part.begin * columns,
                  static_cast<Element const*>(dense) + dense_row * columns, num_added * columns, part.size() * columns,

@@ -34,8 +34,8 @@ void fill_bytes(std::byte* out, std::int64_t num_bytes, std::byte const (&patter
 }
 
 /// Moves the rows of one tensor for a part of a segment.
-void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of, Range placed) {
-  Range const part = of.rows;
+void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& segment_part, Range placed) {
+  Range const part = segment_part.rows;
   std::int64_t const size = rows.row_bytes;
   if (move.placed_row == JaggedMove::PlacedRow::kFirst) {
     for (std::int64_t row = part.begin; row < part.end; ++row) {
@@ -47,17 +47,18 @@ void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& of,
     }
     return;
   }
-  // Rows of this part before `there` exist in the placed segment; the others are filled (gather) or skipped (scatter).
-  std::int64_t const there = std::clamp(of.segment_begin + placed.size(), part.begin, part.end);
-  std::int64_t const num_bytes = (there - part.begin) * size;
-  std::int64_t const packed_at = part.begin * size, placed_at = (placed.begin + part.begin - of.segment_begin) * size;
+  // Rows from `missing` on do not exist in the placed segment: they are filled (gather) or skipped (scatter).
+  std::int64_t const segment_begin = segment_part.segment_begin;
+  std::int64_t const missing = std::clamp(segment_begin + placed.size(), part.begin, part.end);
+  std::int64_t const num_bytes = (missing - part.begin) * size;
+  std::int64_t const packed_at = part.begin * size, placed_at = (placed.begin + part.begin - segment_begin) * size;
   bool const is_gather = move.direction == JaggedMove::Direction::kGather;
   if (num_bytes > 0) {
     std::memcpy(at(rows.out, is_gather ? packed_at : placed_at), at(rows.source, is_gather ? placed_at : packed_at),
                 static_cast<std::size_t>(num_bytes));
   }
-  if (is_gather && there < part.end) {
-    fill_bytes(at(rows.out, there * size), (part.end - there) * size, rows.fill);
+  if (is_gather && missing < part.end) {
+    fill_bytes(at(rows.out, missing * size), (part.end - missing) * size, rows.fill);
   }
 }
 

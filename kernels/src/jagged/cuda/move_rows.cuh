@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Jagged row moves on a device (JaggedMove): permute, dispatch, combine, transpose, join, split, pad and spread.
+// Jagged row moves on a device (JaggedMove): permute, dispatch, combine, transpose, join, split, pad and
+// spread (PlacedRow::kFirst).
 //
 // Idea: work is cut by packed vectors (up to 16 bytes), never by segments. A warp takes 128 to 1,024 consecutive
 // vectors, whichever segments they belong to. It finds its first segment by a search with 32 probes at once. Each lane
@@ -188,15 +189,15 @@ inline MovedVectors vectors_of(MovedRows const& rows) {
 /// Arguments of one launch for `tensors`, at most kMaxMovedTensors.
 inline MoveRowsArgs move_rows_args(JaggedMove const& move, std::span<MovedRows const> tensors,
                                    int num_multiprocessors) {
-  constexpr std::int64_t kOfTurn = kWarp * kVectorsOfTurn;
+  constexpr std::int64_t kTurnVectors = kWarp * kVectorsOfTurn;
   MoveRowsArgs args{.move = move, .num_tensors = static_cast<std::uint32_t>(tensors.size())};
   std::int64_t num_turns = 0;
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {
     args.tensors[i] = vectors_of(tensors[i]);
-    num_turns += move.num_packed_rows * args.tensors[i].vectors_of_row / kOfTurn;
+    num_turns += move.num_packed_rows * args.tensors[i].vectors_of_row / kTurnVectors;
   }
   args.vectors_of_warp =
-      std::clamp<std::int64_t>(num_turns / (kFillingWarps * num_multiprocessors), 1, kMaxTurns) * kOfTurn;
+      std::clamp<std::int64_t>(num_turns / (kFillingWarps * num_multiprocessors), 1, kMaxTurns) * kTurnVectors;
   for (std::uint32_t i = 0; i < args.num_tensors; ++i) {
     std::int64_t const num_vectors = move.num_packed_rows * args.tensors[i].vectors_of_row;
     args.tensors[i].first_warp = args.num_warps;

@@ -188,13 +188,13 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
   std::int64_t const step = std::int64_t{gridDim.x} * Shape::kRows;
   std::int64_t row = std::int64_t{blockIdx.x} * Shape::kRows + threadIdx.x / Shape::kThreads;
   for (; row < params.num_rows; row += step) {
-    BackwardRow<Shape> const of(args, row);
+    BackwardRow<Shape> const loaded(args, row);
     RowPacks<Shape> residual;
     if (args.residual.data != nullptr) residual.load(args.residual, row, 0, num_columns);
 
     Number sum = 0, product_sum = 0;
     Shape::for_each_pack(num_columns, [&](int i, int pack) {
-      BackwardPack<Shape> const at(of, i, pack);
+      BackwardPack<Shape> const at(loaded, i, pack);
       sums.add(i, pack, at);
 #pragma unroll
       for (int j = 0; j < Shape::kSize; ++j) {
@@ -210,10 +210,10 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
       // The gate's gradient needs n = c * weight + bias. For kGateThenNorm the gate acts before the norm, so it does
       // not.
       if constexpr (Shape::kHasGate && kForm != GateForm::kGateThenNorm) params.bias.read_or(0, pack, bias);
-      BackwardPack<Shape> const at(of, i, pack);
+      BackwardPack<Shape> const at(loaded, i, pack);
 #pragma unroll
       for (int j = 0; j < Shape::kSize; ++j) {
-        grad_x[j] = (at.grad_normed[j] * at.weight[j] - mean - at.centred[j] * product_mean) * of.inverse_deviation;
+        grad_x[j] = (at.grad_normed[j] * at.weight[j] - mean - at.centred[j] * product_mean) * loaded.inverse_deviation;
       }
       if constexpr (Shape::kHasGate) {
         Values grad_gate;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
             grad_gate[j] = at.last[j] * (at.centred[j] * at.weight[j] + bias[j]);
           }
           if constexpr (Shape::kHasParts) {
-            of.first.read(i, pack, other);
+            loaded.first.read(i, pack, other);
 #pragma unroll
             for (int j = 0; j < Shape::kSize; ++j) grad_gate[j] += other[j];
           }
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kNormThreads, Shape::kPacks > 2 ? 1 : 2)
         Pack::of(grad_gate).store(args.grad_gate + row * num_columns + pack * Shape::kSize);
       }
       if constexpr (kForm == GateForm::kConcat) {
-        of.middle.read(i, pack, other);
+        loaded.middle.read(i, pack, other);
 #pragma unroll
         for (int j = 0; j < Shape::kSize; ++j) grad_x[j] += other[j];
       }

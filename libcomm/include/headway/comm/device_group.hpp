@@ -19,7 +19,8 @@ using DeviceStream = void*;
 /// Settings of a device group. All ranks must give the same slot_bytes.
 struct DeviceOptions {
   int ordinal = 0;                                ///< CUDA device ordinal in this process.
-  std::size_t slot_bytes = std::size_t{8} << 20;  ///< Size of a slot. Larger blocks are cut into such fragments.
+  std::size_t slot_bytes = std::size_t{8} << 20;  ///< Size of a slot, into which a peer writes a block. Larger
+                                                  ///< blocks are cut into such fragments.
 };
 
 /// The stream and the time limit of one operation. The operation comes after all work enqueued on `stream` so far.

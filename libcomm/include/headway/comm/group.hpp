@@ -47,7 +47,7 @@ struct AllToAllArgs {
   std::span<std::size_t> received_bytes{};
 };
 
-/// A set of ranks that exchange bytes. Thread-safe. Most calls also move pending operations of the group on.
+/// A set of ranks that exchange bytes. Thread-safe. Most calls also advance pending operations of the group.
 ///
 /// All ranks must start the operations of one kind in the same order. Starting never blocks. Source and output memory
 /// belong to the library until the operation is done.
@@ -78,7 +78,7 @@ class Group {
   virtual OperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type) = 0;
   virtual OperationPtr receive_any(std::span<std::byte> block, std::uint64_t match, DataType type) = 0;
 
-  /// Collectives. Each is synchronous (k = 0), and all of them share one order.
+  /// Collectives. Each is synchronous (as with max_lag 0), and all of them share one order.
   virtual OperationPtr broadcast(std::span<std::byte> block, int root, DataType type) = 0;
   /// `receives`: (size) blocks at the root; not used elsewhere.
   virtual OperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
@@ -92,7 +92,7 @@ class Group {
   /// Blocks until `operation` is done. All older all-to-alls of its channel are then done as well.
   /// @returns the operation's status, or kTimeout (the operation goes on) when `timeout` passes first.
   virtual Status wait(Operation& operation, std::optional<std::chrono::milliseconds> timeout = std::nullopt) = 0;
-  /// Moves pending operations on without blocking. @returns whether `operation` is done.
+  /// Advances pending operations without blocking. @returns whether `operation` is done.
   virtual bool test(Operation& operation) = 0;
   /// Calls `callback` once, when the operation is done. If it is done before this function returns, the calling thread
   /// runs the callback, otherwise the group's callback thread does. The library holds no lock meanwhile: the callback

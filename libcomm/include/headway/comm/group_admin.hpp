@@ -59,7 +59,7 @@ class GroupAdmin {
   /// Attaches or detaches a DeviceGroup, which shares this group's failures and time limits. At most one at a time.
   virtual void attach(GroupObserver& observer) = 0;
   virtual void detach(GroupObserver& observer) noexcept = 0;
-  /// Sends `text` to the observer of `peer`, in order. Less than kMaxOobBytes.
+  /// Sends `text` to the GroupObserver attached at `peer`, in order. Less than kMaxOobBytes.
   virtual void send_oob(int peer, std::string_view text) = 0;
 };
 

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Access to one CUDA device through the driver that the process has loaded, and its errors as exceptions.
+
 #include "device/peer_copy/context.hpp"
 
 #include <utility>

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Device memory that this rank exports to peers on its host, and memory of theirs that it maps, so that a sender can
+// copy directly into a receiver's output. exported_memory.hpp explains how segments are numbered and freed.
+
 #include "device/peer_copy/exported_memory.hpp"
 
 #include "headway/comm/status.hpp"
@@ -22,7 +26,7 @@ WindowRange ExportedMemory::export_to(int peer, std::span<std::byte const> memor
   auto& exported = exported_[peer];
   auto found = std::ranges::find_if(exported, [&](auto const& each) { return each.lock() == part.segment; });
   if (found == exported.end()) {
-    // A segment is exported to a peer once. Its number is its place in this list, and the peer counts arrivals alike.
+    // A segment is exported to a peer once. Its number is its position in this list; the peer counts arrivals alike.
     try {
       if (!ipc_exchange_.add(set_, peer, part.segment->descriptor.get())) return {};
     } catch (SystemError const&) {  // This host lacks resources. Slots work without them.
@@ -74,7 +78,8 @@ void ExportedMemory::take_news(std::function<void(int peer, std::string text)> c
   std::weak_ptr<SharedSegment const> const none;
   for (auto& [peer, exported] : exported_) {
     for (std::size_t i = 0; i < exported.size(); ++i) {
-      // An empty weak pointer has no owner: the peer was told already. One that has an owner but is expired is news.
+      // An empty weak pointer has no owner: the peer was told already. One that has an owner but is expired belongs to
+      // a segment that was freed since.
       bool const is_known = !exported[i].owner_before(none) && !none.owner_before(exported[i]);
       if (is_known || !exported[i].expired()) continue;
       exported[i].reset();

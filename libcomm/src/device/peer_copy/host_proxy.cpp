@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Thread that sends and receives fragments of GPU memory between hosts; host_proxy.hpp explains the protocol. A lane is
+// one direction of a channel to one peer.
+
 #include "device/peer_copy/host_proxy.hpp"
 
 #include "headway/comm/status.hpp"

@@ -76,6 +76,7 @@ class HostProxy {
     std::optional<std::uint64_t> fragment{};
     std::unique_ptr<MessageDescriptor> own{}, peers{};  ///< `peers` is set only for a received descriptor.
   };
+  /// Messages of one Direction that are not done.
   struct Lane {
     std::shared_ptr<RemoteMemory const> memory{};
     std::deque<Message> waiting{};

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Sends descriptors of this rank's memory to the peers on this host; ipc_exchange.hpp has the interface.
+//
 // The order of two events is open: a peer's hello arrives, and this rank has descriptors for it. Whichever comes
 // second sends them. Both take mutex_, so exactly one of them is second.
 //

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Offsets of sync words, stages and slots in the memory of a link, the choice of a block's route, and the error text
+// for messages that differ. layout.hpp has a picture and an example.
+
 #include "device/peer_copy/layout.hpp"
 
 namespace headway::comm::peer_copy {

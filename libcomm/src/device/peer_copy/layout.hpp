@@ -146,7 +146,7 @@ struct ChannelLayout {
   }
   /// Number of fragments that one copy takes from fragment `index` of a block of `count` fragments. Fragment `index`
   /// lies in the slot of the channel's fragment `first + index`.
-  /// A copy and the word after it cost 8 us of a lane besides the bytes, so one copy takes several fragments that are
+  /// A copy and the word after it take 8 us of a stream besides the bytes, so one copy takes several fragments that are
   /// contiguous in the ring. It takes at most half of the block and half of the slots, so that one run is copied out
   /// while the next arrives.
   /// Example: count 8, 8 slots, first 6, index 0: min(4, 8, 2) = 2, because the ring wraps after slot 7.
@@ -192,11 +192,11 @@ struct RemoteMemory {
   /// Words from this rank's streams: what is ready to send, and what incoming data they have consumed.
   [[nodiscard]] SyncWords& stream_sync_words(int channel) const { return at(outgoing, channel); }
   /// Address of fragment `seq`, in its slot or its stage.
-  [[nodiscard]] std::byte* fragment(bool comes, int channel, std::uint64_t seq, bool is_staged) const {
+  [[nodiscard]] std::byte* fragment(bool is_incoming, int channel, std::uint64_t seq, bool is_staged) const {
     auto const& of_channel = layout.of(channel);
     std::size_t const offset =
         is_staged ? of_channel.stage_offset(seq) : layout.host_bytes + of_channel.slot_offset(seq);
-    return (comes ? incoming : outgoing) + offset;
+    return (is_incoming ? incoming : outgoing) + offset;
   }
 
  private:

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// One side of the memory that two ranks share for device exchanges; link.hpp explains its words and slots.
+
 #include "device/peer_copy/link.hpp"
 
 #include <utility>

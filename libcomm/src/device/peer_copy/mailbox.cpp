@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Datagram socket on which file descriptors of exported memory arrive (SCM_RIGHTS); mailbox.hpp has the interface.
+
 #include "device/peer_copy/mailbox.hpp"
 
 #include "headway/comm/status.hpp"

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Device memory of allocate_device_memory(), which this process can export to peers; shared_memory.hpp explains its
+// quarantine after a failure.
+
 #include "device/peer_copy/shared_memory.hpp"
 
 #include "device/peer_copy/streams.hpp"

@@ -23,7 +23,7 @@ struct SharedPart {
 ///
 /// When a group fails, streams of peers may still write into outputs that they have mapped, and nothing can stop
 /// them. quarantine() therefore hides all present allocations from find() for good: they stay allocated, but no later
-/// operation offers them to a peer. Callers that cache such memory compare generation() and drop what is older.
+/// operation exports them to a peer. Callers that cache such memory compare generation() and drop what is older.
 ///
 /// Example: generation 0, allocation A. A group fails: generation 1. find(A) returns null from now on, find() of an
 /// allocation made afterwards works.

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Streams, pooled events, and batches of driver calls; streams.hpp explains them.
+
 #include "device/peer_copy/streams.hpp"
 
 #include <algorithm>

@@ -5,11 +5,11 @@
 // Idea: every call passes three checks. The arguments must be legal (peer, range, header size). The call must not
 // overlap another one (CallGuard). The wrapped transport's answer must be possible: put_count() rises by one per
 // accepted put, flushed() never falls and never passes put_count(), and nothing comes from a peer after its loss.
-// SourceLedger keeps a checksum of each payload from its put to its flush. A mismatch shows that the caller changed a
-// payload too early.
+// SourceLedger keeps a checksum of each payload, the source of its put, until the put is flushed. A mismatch shows that
+// the caller changed a payload too early.
 //
-// Example: rank 0 puts 8 bytes to rank 1, then overwrites them before flushed(1) reaches 1. The next call that settles
-// the sources, here poll(), throws "the source of put 1 to rank 1 was changed before it was flushed".
+// Example: rank 0 puts 8 bytes to rank 1, then overwrites them before flushed(1) reaches 1. The next call that checks
+// flushed sources, here poll(), throws "the source of put 1 to rank 1 was changed before it was flushed".
 //
 // With a fault seed, arrivals go to FaultSchedule instead of the caller's sink. While it holds any, poll() returns
 // true, sleep() does not block, and HeldSignal makes both descriptors readable: no caller sleeps over an arrival.

@@ -11,8 +11,8 @@
 
 namespace headway::comm {
 
-/// Decides with a seeded generator when, in which order and how often the caller hears of an arrival. So tests show
-/// that receivers bear late, reordered and repeated notifications.
+/// Decides with a seeded generator when, in which order and how often an arrival is reported to the caller. So tests
+/// show that receivers tolerate late, reordered and repeated notifications.
 ///
 /// Every arrival is held for at most kMaxHoldPolls polls. A repeat follows its original within kMaxRepeatPolls polls
 /// and within kMaxRepeatDistance arrivals of the same source. Tags number fragments modulo 256, and fewer pass in

@@ -110,8 +110,7 @@ class InprocEndpoint final : public Endpoint {
     {
       std::lock_guard const lock(target.mutex);
       if (destination.window == kReceiveBuffer) {
-        // A payload lies kHeaderBytes behind the offset, whether or not there is a header: receivers can rely on its
-        // place.
+        // A payload lies kHeaderBytes behind the offset, whether or not there is a header: receivers rely on that.
         std::size_t const needed = payload.empty() ? header.size() : kHeaderBytes + payload.size();
         expects(destination.offset <= hub_->receive_buffer_bytes &&
                     needed <= hub_->receive_buffer_bytes - destination.offset,
@@ -250,9 +249,9 @@ class Hubs {
     hubs_.emplace(++num_added_, hub);
     return num_added_;
   }
-  [[nodiscard]] std::shared_ptr<Hub> find(std::uint64_t hub_name) const {
+  [[nodiscard]] std::shared_ptr<Hub> find(std::uint64_t number) const {
     std::lock_guard const lock(mutex_);
-    auto const found = hubs_.find(hub_name);
+    auto const found = hubs_.find(number);
     return found == hubs_.end() ? nullptr : found->second.lock();
   }
 
@@ -274,8 +273,8 @@ std::vector<std::unique_ptr<Endpoint>> make_inproc_endpoints(int size, std::size
 
 namespace {
 
-/// Looks up the hub that rank 0 published. Returns null if it is gone or belongs to an earlier group of the same name;
-/// `problem` then says which.
+/// Looks up the hub that rank 0 published. `value`: process id and number of the hub. Returns null if it is gone or
+/// belongs to an earlier group of the same name; `problem` then says which.
 std::shared_ptr<Hub> find_hub(int rank, std::string const& value, std::string& problem) {
   std::size_t end = 0;
   // An address of another process would be meaningless here, so the process id travels with the number.
@@ -296,7 +295,8 @@ std::shared_ptr<Hub> find_hub(int rank, std::string const& value, std::string& p
 InprocConnection connect_inproc_endpoint(int rank, int size, std::size_t receive_buffer_bytes, Store& store,
                                          std::string const& name, std::chrono::milliseconds timeout) {
   // Rank 0 creates the hub, publishes its number with the process id as a check, and waits for all others to take it.
-  // The store may still hold the number of an earlier hub: a rank whose place there is taken looks again.
+  // The store may still hold the number of an earlier hub, which this rank has used before: then it reads the key
+  // again.
   std::string const key = name + "/inproc/hub";
   auto const taken_key = [&](std::string const& hub, int peer) {
     return name + "/inproc/" + hub + "/taken/" + std::to_string(peer);

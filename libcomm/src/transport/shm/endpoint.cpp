@@ -2,11 +2,12 @@
 
 // Shared-memory transport: puts are direct copies with a tag, without a system call per message.
 //
-// Idea: each rank owns one memory file with an Inbox per source and a receive buffer; its peers map it. put() copies
-// the payload to its place in the receiver's receive buffer, fills the next Cell of its Inbox there, and stores the
-// cell's `word` with release order. poll() loads the next word of every source with acquire order.
-// A header always travels in the cell. A payload does too if both fit into kCellBytes; poll() then copies them to their
-// place.
+// Idea: each rank owns one memory file with an Inbox per source, and a receive buffer with a part per source; its peers
+// map it. put() copies the payload to its offset in the receiver's receive buffer, fills the next Cell of its Inbox
+// there, and stores the cell's `word` with release order. poll() loads the next word of every source with acquire
+// order.
+// A header always travels in the cell. A payload does too if both fit into kCellBytes; poll() then copies them to the
+// receive buffer.
 //
 // Example: message 64 of a pair uses cell 0 again, as message 0 did. Its word holds 65 in the upper half. A receiver
 // that has taken 64 messages waits for 65 there, so it does not mistake the old 1 for a new message. No cell is ever

@@ -37,7 +37,7 @@ struct ShmSettings {
 /// Transport for peers on one host: every rank maps the memory files of all others and writes to them directly.
 ///
 /// A put copies into the receiver's receive buffer and stores the tag in the next cell of the receiver's inbox for this
-/// sender. A small message travels inside the cell, and the receiver's poll() copies it to its place. There is no
+/// sender. A small message travels inside the cell, and the receiver's poll() copies it to its offset. There is no
 /// system call unless the receiver sleeps. The algorithm is explained in endpoint.cpp, the overridden functions in
 /// Endpoint.
 class ShmEndpoint final : public Endpoint {
@@ -100,7 +100,7 @@ class ShmEndpoint final : public Endpoint {
   void fetch_arrivals() const;
   /// Reports all arrived notifications of `source`, then publishes how many were consumed.
   void take_cells(Source& source, ArrivalSink& sink);
-  /// Copies the header and payload of a cell to their place in `part`. Ignores cells with an invalid range.
+  /// Copies the header and payload of a cell to their offset in `part`. Ignores cells with an invalid range.
   static void place_inline(shm::Cell const& cell, std::span<std::byte> part);
   /// Reports OOB messages and lost peers to `sink`. @returns whether it reported anything.
   bool check_control_sockets(ArrivalSink& sink);

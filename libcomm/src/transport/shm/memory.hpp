@@ -45,7 +45,7 @@ struct Inbox {
 /// Start of each rank's memory file. One Inbox per source follows, then the receive buffer.
 struct alignas(128) Control {
   std::atomic<std::uint32_t> armed;  ///< Nonzero if the rank may sleep: ring its doorbell after a put.
-  /// Nonzero after retract(): bytes of its user memory read from now on are void.
+  /// Nonzero after retract(): bytes of its user memory that peers read from then on are invalid.
   std::atomic<std::uint32_t> retracted;
 };
 

@@ -7,8 +7,8 @@
 // into the receive buffer or a window and then reports the tag.
 //
 // Example: a put of a 24-byte header and an 8-byte payload is 64 bytes on the wire. One readv() takes it into the
-// reader's stage; poll() copies the header to `offset` and the payload to `offset` + 64. Of a 1 MiB payload at most 16
-// KiB pass through the stage; the other bytes are read straight into their place.
+// reader's stage, a buffer of 16 KiB; poll() copies the header to `offset` and the payload to `offset` + 64. Of a 1 MiB
+// payload at most 16 KiB pass through the stage; the other bytes are read straight into their destination.
 //
 // Invariants:
 // - flushed() counts puts whose last byte the kernel has taken; only then may the caller change a payload.

@@ -20,7 +20,7 @@
 namespace headway::comm {
 
 /// Transport over stream sockets. A put is a frame: the kernel takes its payload from the caller's memory, and the
-/// peer's poll() reads it into its place. All sockets are non-blocking and watched by one epoll descriptor. The
+/// peer's poll() reads it into its destination. All sockets are non-blocking and watched by one epoll descriptor. The
 /// algorithm is explained in endpoint.cpp.
 class TcpEndpoint final : public Endpoint {
  public:

@@ -13,7 +13,7 @@
 namespace headway::comm::tcp {
 
 enum class FrameKind : std::uint8_t {
-  kPut = 1,  ///< Header and payload go to their place, then the tag is visible.
+  kPut = 1,  ///< Header and payload go to `offset` in `window`, then the tag is visible.
   kOob = 2,  ///< The payload is the OOB message's text.
 };
 

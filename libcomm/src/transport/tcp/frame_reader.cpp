@@ -3,8 +3,9 @@
 // Parser of the frames of one peer; frame_reader.hpp has the idea.
 //
 // Example: readv() returned 100 bytes into the stage: a frame of 32 + 24 + 8 bytes and 36 bytes of the next one. The
-// first is put in place and reported. Of the second the frame header (32 bytes) is checked, its place is chosen, and
-// the 4 bytes behind it are copied there. The next gather() points at the rest of its body, then at the stage.
+// first is copied to its destination and reported. The frame header (32 bytes) of the second is checked, its
+// destination is chosen, and the 4 bytes behind it are copied there. The next gather() points at the rest of its body,
+// then at the stage.
 
 #include "transport/tcp/frame_reader.hpp"
 
@@ -34,8 +35,8 @@ std::size_t FrameReader::gather(Pieces& pieces) {
 }
 
 std::span<std::byte> FrameReader::next_piece(std::uint64_t position) const {
-  if (position < frame_.header_bytes) return {header_place_ + position, frame_.header_bytes - position};
-  return {payload_place_ + (position - frame_.header_bytes), body_bytes_ - position};
+  if (position < frame_.header_bytes) return {header_destination_ + position, frame_.header_bytes - position};
+  return {payload_destination_ + (position - frame_.header_bytes), body_bytes_ - position};
 }
 
 bool FrameReader::advance(std::size_t num_bytes, FrameHandler& handler) {
@@ -88,16 +89,16 @@ void FrameReader::start_frame() {
   if (!error_.empty()) return;
   stage_begin_ += sizeof(frame_);
   drops_body_ = false;
-  choose_place();
+  choose_destination();
   if (!error_.empty()) return;
   in_body_ = true;
   body_done_ = 0;
   body_bytes_ = frame_.header_bytes + frame_.payload_bytes;
 }
 
-void FrameReader::choose_place() {
+void FrameReader::choose_destination() {
   if (frame_.kind == FrameKind::kOob) {
-    payload_place_ = oob_.data();
+    payload_destination_ = oob_.data();
     return;
   }
   std::span<std::byte> window = receive_buffer_;
@@ -114,9 +115,9 @@ void FrameReader::choose_place() {
     error_ = "a frame that leaves its window";
     return;
   }
-  header_place_ = window.data() + frame_.offset;
-  payload_place_ = header_place_;
-  if (frame_.window == kReceiveBuffer && frame_.payload_bytes > 0) payload_place_ += kHeaderBytes;
+  header_destination_ = window.data() + frame_.offset;
+  payload_destination_ = header_destination_;
+  if (frame_.window == kReceiveBuffer && frame_.payload_bytes > 0) payload_destination_ += kHeaderBytes;
 }
 
 void FrameReader::finish_frame(FrameHandler& handler) {

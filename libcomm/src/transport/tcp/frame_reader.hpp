@@ -23,16 +23,16 @@ class FrameHandler {
   virtual void on_oob(std::string_view text) = 0;
 };
 
-/// Parses the frames of one peer and puts them in place. It reads no socket itself: gather() says where to read to,
-/// advance() how much was read.
+/// Parses the frames of one peer and writes them to their destinations. It reads no socket itself: gather() returns the
+/// memory to read into, advance() takes the number of bytes read.
 ///
 /// Bytes that arrive together with a frame header pass through a stage of 16 KiB, so that one system call takes many
-/// small frames. The rest of a payload is read directly into its place. Nothing is written before the frame was
+/// small frames. The rest of a payload is read directly into its destination. Nothing is written before the frame was
 /// checked, nor outside the receive buffer and the windows.
 ///
-/// Example: frames of 64, 64 and 1,048,608 bytes arrive in one call that reads 16 KiB into the stage and 0 into the
-/// place. The first two are complete: both are copied and reported. The third is begun: its first 16,224 staged bytes
-/// go to their place, and from then on gather() names the place itself.
+/// Example: frames of 64, 64 and 1,048,608 bytes arrive in one call that reads 16 KiB into the stage and nothing
+/// elsewhere. The first two are complete: both are copied and reported. The third is begun: its first 16,224 staged
+/// bytes go to their destination, and from then on gather() returns the destination itself.
 class FrameReader {
  public:
   static constexpr std::size_t kMaxPieces = 3;
@@ -63,12 +63,12 @@ class FrameReader {
   [[nodiscard]] std::span<std::byte> next_piece(std::uint64_t position) const;
   /// Parses all complete frames in the stage, and moves the rest to its start.
   void process_stage(FrameHandler& handler);
-  /// Copies body bytes from the stage to their place.
+  /// Copies body bytes from the stage to their destination.
   void take_body();
   /// Reads and checks a frame header from the stage. Sets error_ if it is bad.
   void start_frame();
   /// Finds the destination of the body, or decides to drop it.
-  void choose_place();
+  void choose_destination();
   /// Reports the complete frame to `handler`.
   void finish_frame(FrameHandler& handler);
 
@@ -82,8 +82,8 @@ class FrameReader {
   bool in_body_ = false;
   bool drops_body_ = false;                       ///< The frame's window is not open: its body is read and discarded.
   std::uint64_t body_done_ = 0, body_bytes_ = 0;  ///< Bytes of the put's header and payload together.
-  std::byte* header_place_ = nullptr;
-  std::byte* payload_place_ = nullptr;
+  std::byte* header_destination_ = nullptr;
+  std::byte* payload_destination_ = nullptr;
   std::array<std::byte, kMaxOobBytes> oob_;
   std::uint64_t num_dropped_ = 0;
   std::string_view error_;

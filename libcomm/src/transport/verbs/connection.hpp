@@ -30,7 +30,7 @@ struct Hello {
   RemoteMemory receive_buffer;
   RemoteMemory mailbox;   ///< The mailbox in the sender's memory that the receiver of this hello writes to.
   std::uint32_t credits;  ///< Notifications that the peer may have in flight.
-  std::uint32_t mtu;
+  std::uint32_t mtu;      ///< Active MTU of the port, as ibv_mtu.
   std::uint64_t max_message_bytes;
   std::uint32_t lid;
   ibv_gid gid;

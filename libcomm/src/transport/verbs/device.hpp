@@ -33,7 +33,7 @@ using CompletionQueue = std::unique_ptr<ibv_cq, Release<&Library::destroy_cq>>;
 using SharedReceiveQueue = std::unique_ptr<ibv_srq, Release<&Library::destroy_srq>>;
 using QueuePair = std::unique_ptr<ibv_qp, Release<&Library::destroy_qp>>;
 
-/// One GID of one port: the place where queue pairs are created.
+/// One GID of one port. An endpoint creates its queue pairs there.
 struct Address {
   std::string device;  ///< Device name in libibverbs.
   std::uint8_t port = 1;

@@ -5,7 +5,7 @@
 // Construction, with n ranks on control sockets that are connected already:
 // 1. Register the receive buffer, the mailboxes and the staging memory with the device.
 // 2. Divide the receives of one shared queue among the peers. Example: a device with 4,096 receives and 31 peers
-//    leaves 132 for each; more than kMaxCredits are never used. That many notifications a peer may have in flight, so
+//    leaves 132 for each; more than kMaxCredits are never used. A peer may have that many notifications in flight, so
 //    the queue never runs dry and no sender is told to wait (RNR).
 // 3. Make the queue pairs, exchange their numbers and keys by a hello to each peer, and connect them.
 // 4. Tell every peer "ready" and await theirs: a write to a queue pair that is not connected yet would be lost.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading: each rank reads the records that it owns."""
+"""Loading: each rank reads the records that it owns. The package's docstring describes the format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ali-CCP's format: skeleton rows joined with common features, one id and value per field."""
+"""Ali-CCP's format: skeleton rows joined with the common features that they name, one id and value per field.
+
+A skeleton row is ``sample id,click,conversion,common feature id,number of features,features``. A row of common features
+begins with the common feature id. Byte 1 separates features, byte 2 field and id, byte 3 id and value.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columnar store: conversion of files and directories, reuse, and malformed lines."""
+"""The columnar store: conversion of files and directories, reuse, and malformed lines.
+
+A store caches a click log as Parquet files, one part per block of source lines, with a manifest. These tests write
+Criteo lines whose first integer is the number of the line, so the rows of a store tell which lines it holds.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class DeviceRows {
   }
 
   ElementType type_;
-  std::size_t row_, stride_;
+  std::size_t row_, stride_;  ///< Elements of a token: without and with padding.
   std::int64_t columns_;
   DeviceMemory<std::byte> memory_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// HSTU attention on a GPU against the oracle: the same cases that the emulator runs.
+// HSTU attention on a GPU against the oracle (AttentionOracle, float64): the same cases that the emulator runs.
 
 #include "headway/kernels/hstu_attention_cuda.hpp"
 

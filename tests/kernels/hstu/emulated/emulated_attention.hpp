@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Arguments of the HSTU kernels for a run by the device emulator, in host memory.
+
 #pragma once
 
 #include "attention_case.hpp"
@@ -59,7 +62,7 @@ class PaddedRows {
     return first()[i / row * static_cast<std::size_t>(stride_) + i % row];
   }
 
-  std::int64_t row_, stride_, dim_;
+  std::int64_t row_, stride_, dim_;  ///< Elements of a token without and with padding; columns of a head.
   std::vector<T> storage_;
 };
 
@@ -68,7 +71,7 @@ inline TensorMap emulated_map(HeadTiles const& tiles) {
   return {static_cast<std::byte const*>(tiles.data), tiles.size, tiles.stride_bytes, tiles.box};
 }
 
-/// Runs the preparation kernel, which precedes the kernels of a call.
+/// Runs the preparation kernel, which precedes the kernels of a call: it checks the arguments and clears memory.
 inline void emulate_preparation(HstuPreparation const& preparation) {
   unsigned const num_blocks = static_cast<unsigned>(preparation.num_blocks(1));
   device_emulator::launch({.grid = {num_blocks}, .block = {HstuPreparation::kThreads}},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Preparation kernel (prepare.cuh), run by the emulator: refusals and cleared memory.
+// Preparation kernel (prepare.cuh), run by the emulator: it refuses wrong offsets, counts and bounds, and clears memory
+// for the kernels that follow.
 
 #include "emulated_attention.hpp"
 

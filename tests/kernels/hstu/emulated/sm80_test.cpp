@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Passes for sm_80 and later, run by the emulator, against the oracle.
+// Passes for sm_80 and later, run by the emulator, against the oracle (AttentionOracle, float64).
+//
+// Blocks of threads write partial gradients of the bias weights, which another kernel adds. AsyncTiming says when
+// asynchronous copies take effect: at once (kEarly), or as late as a kernel may expect (kLate).
 
 #include "attention_check.hpp"
 #include "cuda_dialect.hpp"
@@ -70,7 +73,7 @@ AttentionOutcome emulate(AttentionCase const& of, AttentionTensors const& tensor
   PaddedRows<T> grad_query = rows_of_nan<T>(of, tensors.query.size(), of.dim);
   PaddedRows<T> grad_key = rows_of_nan<T>(of, tensors.key.size(), of.dim);
   PaddedRows<T> grad_value = rows_of_nan<T>(of, tensors.value.size(), of.value_columns());
-  float wanted = 0;
+  float wanted = 0;  // Any pointer but null asks for the gradients of bias weights, which go to `partials`.
 
   HstuBackwardArgs args{.forward = forward_args<T>(of, tensors),
                         .grad_out = grad_out.heads(),

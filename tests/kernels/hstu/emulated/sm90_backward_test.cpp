@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Backward pass for sm_90a, run by the emulator, against the oracle.
+// Backward pass for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
+//
+// BackwardWork is what a block of threads takes at a time: a tile of keys, a head of a whole sequence, or a head of a
+// sequence of one tile. With tiles, dQ is accumulated in a workspace and converted by a second kernel. AsyncTiming says
+// when asynchronous operations take effect: at once (kEarly), as late as allowed (kLate), or at once while the last
+// warps lag behind (kLastLag).
 
 #include "attention_cases.hpp"
 #include "bad_sequences.hpp"
@@ -63,6 +68,7 @@ void launch_backward(HstuBackwardArgs const& args, RunOptions const& run) {
   preparation.clear(workspace.data(), layout.cleared_bytes);
   emulate_preparation(preparation);
   Sm90BackwardParams params = sm90_backward_params(args, layout, workspace.data());
+  // Several sections of sequences, although these few sequences would fit the L2 cache together (TileSchedule).
   params.section_sequences = std::min(params.section_sequences, 3);
   device_emulator::launch({.grid = {run.num_multiprocessors},
                            .block = {Shape::kThreads},
@@ -287,6 +293,7 @@ TEST(Sm90BackwardOfSequencesOnce, StopsAtASequenceThatIsLongerThanTheLongestIsSa
   EXPECT_THROW((gradients_of<Bfloat16, BackwardWork::kSequences>(of, tensors, {})), device_emulator::KernelError);
 }
 
+// The promised bound on the error is 4 float16 rounding units of the sum of magnitudes.
 TEST(Sm90BackwardOnce, GivesGradientsOfBiasWeightsAsNearAsPromised) {
   constexpr double kEps = 1.0 / 1024;  // Unit of rounding of float16.
   std::vector<AttentionCase> cases = attention_cases();

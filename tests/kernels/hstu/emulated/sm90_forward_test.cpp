@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward pass for sm_90a, run by the emulator, against the oracle.
+// Forward pass for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
+//
+// AsyncTiming says when asynchronous operations take effect: at once (kEarly), as late as allowed (kLate), or at once
+// while the last warps lag behind (kLastLag). A hidden bucket of time differences has a huge negative bias weight.
 
 #include "attention_cases.hpp"
 #include "bad_sequences.hpp"
@@ -28,12 +31,13 @@ void launch_forward(HstuForwardArgs const& args, AsyncTiming timing) {
   Sm90ForwardMaps const maps{map(args.query, args.sequences.num_queries, Shape::kBlockQueries),
                              map(args.key, args.sequences.num_keys, Shape::kBlockKeys),
                              map(args.value, args.sequences.num_keys, Shape::kBlockKeys)};
-  std::int32_t taken = -1;
+  std::int32_t taken = -1;  // Counter of the tiles that blocks have taken; the preparation clears it.
   HstuPreparation preparation = preparation_of(args);
   preparation.clear(&taken, sizeof taken);
   emulate_preparation(preparation);
   // kLate takes tiles from the counter; other timings use static round-robin.
   Sm90ForwardParams params = sm90_forward_params(args, timing == AsyncTiming::kLate ? &taken : nullptr);
+  // Several sections of sequences, although these few sequences would fit the L2 cache together (TileSchedule).
   params.section_sequences = std::min(params.section_sequences, 3);
   device_emulator::launch({.grid = {2},
                            .block = {Shape::kThreads},

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Order of tiles (TileSchedule), run by the emulator.
+//
+// A tile is a block of rows of one head of a sequence. The schedule maps numbers 0, 1, ... to tiles, expensive ones
+// first. The last tile of a sequence costs most with kLastFirst, the first one with kFirstFirst. kFirstOnly has one
+// number per head of a sequence. Within a range of costs, sections of kSectionSequences sequences follow each other.
 
 #include "cuda_dialect.hpp"
 #include "hstu/cuda/tile/sequence_tile.cuh"
@@ -81,6 +85,7 @@ TEST(TileSchedule, HasEachTileOnce) {
 TEST(TileSchedule, BeginsWithTilesThatCostMostWhereverTheirSequenceIs) {
   auto const lengths = long_tail();
   for (auto const order : {BlockOrder::kLastFirst, BlockOrder::kFirstFirst}) {
+    // Costs fall by ranges. Within a range, tiles of a later section may cost more, by a factor of less than 8.
     std::int32_t least = num_blocks(150);
     for (auto const& tile : scheduled(lengths, 150, order)) {
       std::int32_t const blocks = num_blocks(lengths[static_cast<std::size_t>(tile.sequence)]);

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Payloads that the RDMA transport reads in place, and payloads that it copies to staging memory at the put. Small ones
+// are copied. Memory of allocate() stays registered, so it is read in place from a smaller size on.
+
 #include "endpoint_group.hpp"
 #include "headway/comm/memory.hpp"
 #include "test_bytes.hpp"

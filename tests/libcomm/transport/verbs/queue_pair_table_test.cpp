@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The table that maps QP numbers to peers: open addressing, so the cases are numbers that share a place, and a
-// look-up beyond an entry that was removed.
+// The table that maps QP numbers to (peer, rail); a rail is one of several queue pairs to a peer. It is a hash table
+// with open addressing, so the cases are colliding numbers, and a look-up beyond an entry that was removed.
 
 #include "transport/verbs/queue_pair_table.hpp"
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The cache of memory registrations, and exchanges whose blocks take each of the paths that depend on it: copied to
-// staging memory, read in place, or written straight to an output in pieces. Needs an RDMA device.
+// staging memory, read in place, or written straight to an output in pieces. Rails are queue pairs to one peer.
+// Needs an RDMA device.
 
 #include "headway/comm/group.hpp"
 #include "headway/comm/memory.hpp"

@@ -26,7 +26,7 @@ class NeedsDevice final : public testing::Environment {
 };
 [[maybe_unused]] auto* const needs_device = testing::AddGlobalTestEnvironment(new NeedsDevice);
 
-/// Three queue pairs to each peer. Puts on different ones may overtake each other.
+/// Three queue pairs (rails) to each peer. Puts on different ones may overtake each other.
 struct CheckedVerbs {
   static constexpr char const* kName = "checked_verbs_three_rails";
   static std::unique_ptr<Endpoint> connect_rank(int rank, int size, std::size_t receive_buffer_bytes, Store& store) {

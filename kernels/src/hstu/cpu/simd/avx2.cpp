@@ -4,6 +4,7 @@
 
 namespace headway::kernels::hstu {
 
+// CMake compiles this file with -mavx2 -mfma; the name is only a label.
 template <class Real>
 BlockKernels<Real> avx2_kernels() {
   return table_of<Real>("avx2");

@@ -4,6 +4,7 @@
 
 namespace headway::kernels::hstu {
 
+// CMake compiles this file with the flags of AVX-512; the name is only a label.
 template <class Real>
 BlockKernels<Real> avx512_kernels() {
   return table_of<Real>("avx512");

@@ -5,6 +5,7 @@
 
 namespace headway::kernels::hstu {
 
+// CMake compiles this file with the flags of AVX-512 and -mavx512bf16; the name is only a label.
 BlockKernels<Bfloat16Pair> avx512bf16_kernels() {
   BlockKernels<Bfloat16Pair> kernels = table_of<Bfloat16Pair>("avx512bf16");
   kernels.pair_rows = pair_rows;

@@ -4,6 +4,7 @@
 
 namespace headway::kernels::hstu {
 
+// CMake compiles this file for the instruction set that all processors of the architecture have.
 template <class Real>
 BlockKernels<Real> baseline_kernels() {
   return table_of<Real>("baseline");

@@ -37,6 +37,7 @@
 
 namespace headway::kernels {
 
+/// A block of threads of a pass: computes every gridDim.x-th tile, and keeps its partial gradients of bias weights.
 template <class Shape>
 class Sm80Block {
  public:
@@ -113,7 +114,7 @@ class Sm80Block {
             scale_of_weights(params_, sequence.mask.num_keys)};
   }
 
-  /// Starts to load the own rows of a tile, and computes the TokenInfo of each row.
+  /// Starts to load the rows of the tile's own side, and computes the TokenInfo of each row.
   __device__ __forceinline__ void load_tile(Sm80Tile const& tile) const {
     std::int64_t const first = kHasQueries ? tile.sequence.first_query_row : tile.sequence.first_key_row;
 #pragma unroll
@@ -201,7 +202,7 @@ class Sm80Block {
     return shared_.scratch + first_row_of_warp() * Shape::kScratchPitch;
   }
 
-  /// sums += weights * other. float32 weights go through shared memory; 16-bit ones stay in registers.
+  /// acc += p * other, for P or dS. float32 elements of p go through shared memory; 16-bit ones stay in registers.
   __device__ __forceinline__ void accumulate(Acc& acc, AccS const& p, T const* other) const {
     if constexpr (Shape::kIsFloat32) {
       __syncwarp();

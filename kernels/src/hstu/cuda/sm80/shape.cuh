@@ -72,8 +72,8 @@ struct Sm80Shape {
 template <class Shape>
 struct Sm80Shared {
   using T = typename Shape::Element;
-  alignas(16) T own[Shape::kOwnOperands][Shape::kTileRows * Shape::kPitch];
-  alignas(16) T other[2][2][Shape::kBlockRows * Shape::kPitch];  ///< By stage, then operand.
+  alignas(16) T own[Shape::kOwnOperands][Shape::kTileRows * Shape::kPitch];  ///< Operands of the tile's rows.
+  alignas(16) T other[2][2][Shape::kBlockRows * Shape::kPitch];              ///< Other side: by stage, operand.
   alignas(16) float scratch[Shape::kHasScratch ? Shape::kTileRows * Shape::kScratchPitch : 4];
   Sm80Tile tile;
   TokenInfo own_tokens[Shape::kTileRows];

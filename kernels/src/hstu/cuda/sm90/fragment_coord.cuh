@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Places of accumulator elements. Example: thread 37 of a warpgroup is lane 5 of warp 1. It has rows 16 + 1 = 17 and
-// 25, and of each 8 columns, columns 2 and 3.
+// Rows and columns of the accumulator elements of a thread. Example: thread 37 of a warpgroup is lane 5 of warp 1. It
+// has rows 16 + 1 = 17 and 25, and of each 8 columns, columns 2 and 3.
 
 #pragma once
 

@@ -107,7 +107,7 @@ class TimeTable {
   [[nodiscard]] __device__ __forceinline__ bool is_crowded() const { return bounds_[num_bounds_] != 0; }
   /// Cell of a time difference, which must not be -0.
   [[nodiscard]] static __device__ __forceinline__ std::uint32_t cell_of(float apart) {
-    return max(__float_as_uint(apart) >> 20, kPlaceOfOne - 1) - (kPlaceOfOne - 1);
+    return max(__float_as_uint(apart) >> 20, kBitsOfOne - 1) - (kBitsOfOne - 1);
   }
   [[nodiscard]] __device__ __forceinline__ Cell cell(std::int32_t index) const { return cells_[index]; }
 
@@ -117,7 +117,7 @@ class TimeTable {
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_buckets() const { return num_bounds_ + 1; }
 
  private:
-  static constexpr std::uint32_t kPlaceOfOne = 127 * 8;  ///< Upper 12 bits of 1.0F.
+  static constexpr std::uint32_t kBitsOfOne = 127 * 8;  ///< Upper 12 bits of 1.0F.
 
   __device__ __forceinline__ void copy_bounds(HstuBias const& bias, float factor, int thread, int num_threads) {
     auto const* weights = static_cast<float const*>(bias.time_weights);
@@ -136,7 +136,7 @@ class TimeTable {
   }
 
   [[nodiscard]] static __device__ __forceinline__ float begin_of(int cell) {
-    return cell == 0 ? 0.0F : __uint_as_float((kPlaceOfOne - 1 + static_cast<std::uint32_t>(cell)) << 20);
+    return cell == 0 ? 0.0F : __uint_as_float((kBitsOfOne - 1 + static_cast<std::uint32_t>(cell)) << 20);
   }
 
   [[nodiscard]] __device__ __forceinline__ std::int32_t num_bounds_up_to(float value) const {

@@ -3,6 +3,7 @@
 
 namespace headway::kernels::layer {
 
+// CMake compiles this file with -mavx2 -mfma; the name is only a label.
 template <class Real>
 RowKernels<Real> avx2_row_kernels() {
   return row_table_of<Real>("avx2");

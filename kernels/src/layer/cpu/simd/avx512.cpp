@@ -3,6 +3,7 @@
 
 namespace headway::kernels::layer {
 
+// CMake compiles this file with the flags of AVX-512; the name is only a label.
 template <class Real>
 RowKernels<Real> avx512_row_kernels() {
   return row_table_of<Real>("avx512");

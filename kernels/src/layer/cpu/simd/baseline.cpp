@@ -3,6 +3,7 @@
 
 namespace headway::kernels::layer {
 
+// CMake compiles this file for the instruction set that all processors of the architecture have.
 template <class Real>
 RowKernels<Real> baseline_row_kernels() {
   return row_table_of<Real>("baseline");

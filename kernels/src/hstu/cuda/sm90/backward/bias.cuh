@@ -2,6 +2,9 @@
 
 // Bias in a consumer of the backward pass on sm_90a: the same bias as in the forward pass is added to S again, and dS
 // is added to the gradients of time weights while wgmma runs. Position gradients are in bias_gradients.cuh.
+//
+// A strip is the 16 keys of one warp and all queries of a block. It consists of groups of 8 queries; two neighbouring
+// groups are a chunk. In a mixed chunk, time weights are looked up pair by pair (bias/time_bias.cuh).
 
 #pragma once
 
@@ -23,8 +26,8 @@ class Sm90BackwardBias {
 
   /// Time bias of a warp's 16 keys and a block of queries, as far as a thread keeps it in registers.
   struct Strip {
-    typename TimeBias::Strip about;
-    float below[TimeBias::kGroups];
+    typename TimeBias::Strip about;  ///< Masks of chunks: mixed ones, and those with one bucket per group.
+    float below[TimeBias::kGroups];  ///< Weight of the first bucket of each group; 0 in mixed chunks.
   };
 
   __device__ __forceinline__ Sm90BackwardBias(Sm90BackwardParams const& params, int warpgroup)

@@ -5,9 +5,10 @@
 //
 // Idea, positions: all pairs at one distance share a weight, and they lie on a diagonal of dS. A thread reads 8 queries
 // of one key with one load. Then it goes to the next 8 queries of the key 8 further: these lie on the same 8 diagonals.
-// At the end, lanes combine their sums by shuffles and add them to global memory. Idea, times: for each chunk of 16
-// keys and 16 queries that consumers leave to it, and for each bucket of the chunk, dS of the pairs in this bucket is
-// multiplied by a column of ones (mma). Eight buckets fit one accumulator.
+// At the end, lanes combine their sums by shuffles and add them to global memory. Idea, times: consumers leave mixed
+// chunks to it, 16 keys and 16 queries whose buckets are too many for one comparison per pair (bias/time_bias.cuh). For
+// each bucket of such a chunk, dS of the pairs in it is multiplied by a column of ones (mma). Eight buckets fit one
+// accumulator.
 //
 // Example, positions: a thread begins with key 5, queries 0 to 7 (distances 5 to -2). Next come key 13, queries 8 to
 // 15, which have the distances 5 to -2 again.
@@ -140,6 +141,8 @@ class Sm90BiasGradients {
 
   /// Adds a chunk of 16 keys and 16 queries. For each bucket, dS of its pairs is multiplied by a column of ones: mma
   /// sums them.
+  /// @param strip index of the 16 keys in the tile
+  /// @param first_group index of the first 8 queries in the block
   __device__ __forceinline__ void add_chunk(std::uint32_t stage, KeyTimes const& keys, BiasBlock<Shape> const& block,
                                             std::int32_t strip, std::int32_t first_group) const {
     constexpr std::int32_t kColumns = 8;

@@ -298,7 +298,7 @@ class Sm90BackwardConsumer {
     release(&state_.ds_full[queries_.index]);
   }
 
-  /// Place of the dQ of the present block.
+  /// Identifies the dQ of the present block: its part of the workspace and its turn, or its queries.
   [[nodiscard]] __device__ __forceinline__ DqCoord dq_coord() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
     if constexpr (Shape::kTakesSequences) {

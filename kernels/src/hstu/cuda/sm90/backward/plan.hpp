@@ -30,7 +30,8 @@ struct Sm90BackwardParams {
   HstuMaskOptions mask;
   HstuBias bias;
   LengthScaling length_scaling = LengthScaling::kNone;
-  float half_alpha = 0.5F, scale = 1;
+  float half_alpha = 0.5F;  ///< alpha / 2: SiLU(x) = h + h tanh(h) with h = x / 2.
+  float scale = 1;
   std::int32_t num_heads = 0;
   JaggedHeads<std::uint16_t*> grad_query, grad_key, grad_value;
   float* grad_position_weights = nullptr;
@@ -43,8 +44,8 @@ struct Sm90BackwardParams {
   /// Number of additions so far to each part of dQ (block of queries, head, half of the columns); null if tiles may add
   /// in any order.
   std::int32_t* dq_semaphore = nullptr;
-  std::int32_t section_sequences = 1;   ///< See TileSchedule.
-  std::int32_t* tiles_taken = nullptr;  ///< See TileCounter.
+  std::int32_t section_sequences = 1;   ///< Sequences whose keys and values fit the L2 cache (TileSchedule).
+  std::int32_t* tiles_taken = nullptr;  ///< Counter of tiles that blocks have taken; null: static order (TileCounter).
 };
 
 /// First number of a sequence's blocks of queries, computed from its index and first row alone. Some numbers stay

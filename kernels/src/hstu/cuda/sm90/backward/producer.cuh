@@ -217,7 +217,7 @@ class Sm90BackwardProducer {
     return __ballot_sync(kAllLanes, is_seen);
   }
 
-  /// Place of the dQ of a block of queries. The sequence has at most 32 tiles of keys.
+  /// Identifies the dQ of a block of queries. The sequence has at most 32 tiles of keys.
   [[nodiscard]] __device__ __forceinline__ SequenceDqCoord dq_coord_of(std::int32_t first_query) const {
     std::uint32_t const this_tile = 1u << tile_info().first_key / Shape::kBlockKeys;
     std::uint32_t const tiles = tiles_seen_by(keys_seen_by(first_query), 0);

@@ -42,7 +42,7 @@ struct QueryBlockInfo {
   /// `is_whole`: every pair is visible, so no mask is needed. `is_last`: of its tile.
   bool is_whole = false, is_last = false;
   bool has_before = false, has_behind = false;  ///< See SequenceDqCoord.
-  std::uint32_t seen_parts = 0;                 ///< Bit mask of consumers of whose keys some are seen.
+  std::uint32_t seen_parts = 0;                 ///< Bit mask of consumers: does the block see some of its keys?
 };
 
 /// Bias data of a block of queries, for scores and for gradients of bias weights.
@@ -110,8 +110,9 @@ struct WarpTimeSums {
 
 /// Destination of a consumer's dQ in the workspace.
 struct AccDqCoord {
-  std::int32_t part = -1;  ///< Number of the part of dQ; negative: none.
-  std::int32_t turn = 0;   ///< Value of the part's turn counter that allows this addition.
+  /// Index of the part of dQ (block of queries, head and, with kSplitsColumns, half of the columns); negative: none.
+  std::int32_t part = -1;
+  std::int32_t turn = 0;  ///< Value of the part's turn counter that allows this addition.
 
   [[nodiscard]] __device__ __forceinline__ bool is_none() const { return part < 0; }
 };
@@ -130,7 +131,7 @@ struct KeyBarriers {
   Barrier keys_full, keys_empty, values_full, values_empty;
 };
 
-/// Shared state behind the tiles: mbarriers and descriptions. The time table lies behind it.
+/// The part of shared memory after the tiles: mbarriers and descriptions. The time table follows it.
 template <class Shape>
 struct Sm90BackwardState : KeyBarriers {
   using KeysPosition = RingPosition<Shape::kKeyStages>;

@@ -33,7 +33,8 @@ __device__ __forceinline__ void sum_of_rows(float const (&sums)[4], float (&of_c
 }
 
 /// Gradients of time weights that a consumer warp adds itself, while wgmma is in flight: it has dS in registers. It
-/// takes the chunks that are not mixed; Sm90BiasGradients takes the others.
+/// takes the chunks (16 keys and 16 queries) that are not mixed: each group of 8 queries in them lies in one or two
+/// buckets. Sm90BiasGradients takes the mixed ones.
 ///
 /// Idea: dS (as first mma operand) times a matrix with ones in the column of a group's bucket sums dS by bucket. A
 /// group in two buckets is split into pairs below and above the bound.

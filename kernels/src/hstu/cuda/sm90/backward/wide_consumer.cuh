@@ -227,7 +227,7 @@ class Sm90WideBackwardConsumer {
     warpgroup_commit();
   }
 
-  /// Place of the dQ of the present block.
+  /// Identifies the dQ of the present block: its part of the workspace and its turn, or its queries.
   [[nodiscard]] __device__ __forceinline__ DqCoord dq_coord() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
     if constexpr (Shape::kTakesSequences) {

@@ -145,7 +145,6 @@ struct StripBias {
                                                                  bool is_left_out) {
     // Everything is loaded unconditionally, which avoids branches. For the last bucket, bound_above() returns a number
     // that is no bound; it is not used then.
-    /// Loads `below` of all groups with vector loads.
     float const weight = table.weight(buckets.first), last_weight = table.weight(buckets.last);
     float const bound = table.bound_above(buckets.first);
     bool const has_step = !is_left_out & (buckets.last != buckets.first);
@@ -156,6 +155,7 @@ struct StripBias {
     steps[group] = bias.step;
   }
 
+  /// Loads `below` of all groups with vector loads.
   __device__ __forceinline__ void load_below(float (&to)[kGroups]) const {
 #pragma unroll
     for (int i = 0; i < kGroups; i += 4) {

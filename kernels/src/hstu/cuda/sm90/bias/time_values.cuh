@@ -12,7 +12,7 @@
 
 namespace headway::kernels {
 
-/// Distance of the base before a time of the block: for most times, the high part of SplitTime is then 0.
+/// The base of SplitTime lies this far before a time of the block, so that the high part of most times is 0.
 inline constexpr std::int64_t kTimesBeforeBase = 3 << 22;
 
 /// Time bias of blocks of 64 rows, in shared memory (forward pass). The time warpgroup (Sm90ForwardBias) fills it for

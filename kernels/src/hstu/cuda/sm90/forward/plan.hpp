@@ -20,11 +20,12 @@ struct Sm90ForwardParams {
   HstuMaskOptions mask;
   HstuBias bias;
   LengthScaling length_scaling = LengthScaling::kNone;
-  float half_alpha = 0.5F, scale = 1;
+  float half_alpha = 0.5F;  ///< alpha / 2: SiLU(x) = h + h tanh(h) with h = x / 2.
+  float scale = 1;
   std::int32_t num_heads = 0;
   JaggedHeads<std::uint16_t*> out;
-  std::int32_t section_sequences = 1;   ///< See TileSchedule.
-  std::int32_t* tiles_taken = nullptr;  ///< See TileCounter.
+  std::int32_t section_sequences = 1;   ///< Sequences whose keys and values fit the L2 cache (TileSchedule).
+  std::int32_t* tiles_taken = nullptr;  ///< Counter of tiles that blocks have taken; null: static order (TileCounter).
 };
 
 /// Upper bound on the number of tiles of `block_rows` rows, over all sequences and heads. The host knows no lengths.

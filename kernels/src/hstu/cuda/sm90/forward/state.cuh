@@ -51,7 +51,8 @@ struct ForwardBiasBlock {
 template <class Shape>
 using Sm90ForwardTimeValues = TimeValues<Shape::kBlockKeys, Shape::kTimeStages>;
 
-/// Shared state behind the tiles: mbarriers and descriptions. The time table and the rounded weights lie behind it.
+/// The part of shared memory after the tiles: mbarriers and descriptions. The time table and its rounded weights
+/// follow it.
 template <class Shape>
 struct Sm90ForwardState {
   /// Tile descriptions. They are known before the queries have arrived; every warp but the query producer releases
