@@ -48,3 +48,34 @@ def test_a_training_resumes_on_another_device(tmp_path: Path) -> None:
     train(1, Run(config=middle, out=tmp_path, resume=True, model=ExactModel))
     (resumed,) = train(1, Run(config=make_config(folder, run=ON_GPU), out=tmp_path, resume=True, model=on_gpu))
     assert resumed["step"] == 8 and most_difference(resumed, whole) < 1e-5
+
+
+def test_steps_in_flight_change_no_bit(tmp_path: Path) -> None:
+    """The bits of tables and weights are those of a training without a pipeline, on one and on two GPUs."""
+    folder = make_folder(tmp_path / "log", targets=2)
+    runs = [
+        Run(config=make_config(folder, run=ON_GPU | {"steps_ahead": depth}), model=partial(ExactModel, "cuda"))
+        for depth in (0, 1, 3)
+    ]
+    grm = [Run(config=make_config(folder, run=ON_GPU | {"steps_ahead": depth})) for depth in (0, 2)]
+    for num_ranks in range(1, min(num_gpus(), 2) + 1):
+        alone, *others = train(num_ranks, *runs)
+        assert all(same_bits(other, alone) for other in others)
+        first, second = train(num_ranks, *grm)
+        assert first["result"].losses == pytest.approx(second["result"].losses, rel=1e-4)
+
+
+def test_budgets_and_float16_train_on_gpus(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log")
+    by_weight = {"balance": "budget", "budget": 60, "budget_unit": "weight", "square_weight": 0.01}
+    (on_cpu,) = train(1, Run(config=make_config(folder, data=by_weight)))
+    budget = Run(config=make_config(folder, data=by_weight, run=ON_GPU))
+    fitted = Run(config=make_config(folder, data=by_weight | {"square_weight": 0.0}, run=ON_GPU))
+    half = Run(config=make_config(folder, data=by_weight, run=ON_GPU | {"dtype": "float16"}))
+    for num_ranks in range(1, min(num_gpus(), 2) + 1):
+        found, of_fit, in_half = train(num_ranks, budget, fitted, half)
+        assert of_fit["step"] > 0
+        if num_ranks == 1:
+            assert found["step"] == in_half["step"] == on_cpu["step"]
+            assert found["result"].losses == pytest.approx(on_cpu["result"].losses, rel=2e-3)
+            assert in_half["result"].losses == pytest.approx(on_cpu["result"].losses, rel=0.05)
