@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from headway.data.cursors import Cursor, RowGroups
@@ -56,8 +57,8 @@ class BudgetReader(ReadAhead):
     Args:
         budget: of each batch.
         start: the first step, with the rows of all streams that were taken before.
-        folder, micro_batches, rank, num_ranks, seed, epochs, num_streams, read_ahead, chunk_rows, pin_memory: as for
-            ``BatchReader``.
+        folder, micro_batches, rank, num_ranks, seed, epochs, num_streams, read_ahead, chunk_rows, num_threads,
+            pin_memory: as for ``BatchReader``.
 
     Raises:
         ValueError: an argument is out of range.
@@ -77,12 +78,13 @@ class BudgetReader(ReadAhead):
         num_streams: int = NUM_STREAMS,
         read_ahead: int = 2,
         chunk_rows: int = 64,
+        num_threads: int = 4,
         pin_memory: bool = False,
     ) -> None:
         if num_ranks > num_streams:
             raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
-        if min(budget.tokens, micro_batches, read_ahead, chunk_rows) < 1:
-            raise ValueError("budget, micro_batches, read_ahead and chunk_rows are at least 1")
+        if min(budget.tokens, micro_batches, read_ahead, chunk_rows, num_threads) < 1:
+            raise ValueError("budget, micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
         if num_ranks > folder.num_rows:
             raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
         if start.taken and len(start.taken) != num_streams:
@@ -92,6 +94,7 @@ class BudgetReader(ReadAhead):
         self._rank, self._num_ranks, self._seed = rank, num_ranks, seed
         self._start, self._epochs, self._num_streams = start, epochs, num_streams
         self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
+        self._num_threads = num_threads
         self._ended_epoch = start.epoch - 1
 
     def end_epoch(self, epoch: int) -> None:
@@ -108,10 +111,10 @@ class BudgetReader(ReadAhead):
                 while self._ended_epoch < step.position.epoch:  # This rank has read its samples of the epoch.
                     yield self._step(step.position, step.position, [])
 
-    def _steps(self) -> Iterator[StepBatch]:
+    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
         for epoch in range(self._start.epoch, self._epochs):
             position = self._start if epoch == self._start.epoch else Position(epoch, 0)
-            for next_position, parts in self._parts(position):
+            for next_position, parts in self._parts(position, pool):
                 yield self._step(position, next_position, parts)
                 position = next_position
             yield StepBatch(position, position, batches=[])  # Marks the end of the epoch.
@@ -121,12 +124,12 @@ class BudgetReader(ReadAhead):
         batches = [collate(part, self.folder.schema) for part in parts]
         return StepBatch(position, after, [batch.pin_memory() for batch in batches] if self._pin_memory else batches)
 
-    def _parts(self, start: Position) -> Iterator[tuple[Position, list[list[Slice]]]]:
+    def _parts(self, start: Position, pool: Executor) -> Iterator[tuple[Position, list[list[Slice]]]]:
         """Yields the rows of each micro-batch of a step, and the position after it."""
         taken = list(start.taken or (0,) * self._num_streams)
         taken = [count if stream % self._num_ranks == self._rank else 0 for stream, count in enumerate(taken)]
         step, parts, cost = start.step, list[list[Slice]]([[]]), 0.0
-        for stream, row, num_tokens in self._rows(start.epoch, tuple(taken)):
+        for stream, row, num_tokens in self._rows(start.epoch, tuple(taken), pool):
             of_row = self._budget.cost(num_tokens)
             if parts[-1] and cost + of_row > self._budget.tokens:
                 if len(parts) == self._micro_batches:
@@ -141,7 +144,7 @@ class BudgetReader(ReadAhead):
         if parts[-1]:
             yield Position(start.epoch, step + 1, tuple(taken)), parts
 
-    def _rows(self, epoch: int, taken: Sequence[int]) -> Iterator[tuple[int, Slice, int]]:
+    def _rows(self, epoch: int, taken: Sequence[int], pool: Executor) -> Iterator[tuple[int, Slice, int]]:
         """Yields the stream of a row, the row, and its tokens. The stream with the fewest rows taken is next."""
         groups = self.folder.row_groups
         of_streams = make_streams(groups, num_streams=self._num_streams, seed=self._seed, epoch=epoch)
@@ -149,7 +152,7 @@ class BudgetReader(ReadAhead):
         row_groups = RowGroups(
             self.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=self._chunk_rows
         )
-        cursors = {stream: Cursor(row_groups, pieces, taken[stream]) for stream, pieces in own.items()}
+        cursors = {stream: Cursor(row_groups, pieces, taken[stream], pool) for stream, pieces in own.items()}
         num_rows = {stream: sum(piece.num_rows for piece in pieces) for stream, pieces in own.items()}
         turns = [(taken[stream], stream) for stream in own if taken[stream] < num_rows[stream]]
         heapq.heapify(turns)

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of streams: ``RowGroups`` decodes pieces of row groups, and a ``Cursor`` reads those of a stream in order."""
+"""Reading of streams: ``RowGroups`` decodes pieces of row groups, and a ``Cursor`` reads those of a stream in order.
+
+Each cursor has its next rows decoded by a pool of threads while the present ones are used, so as many row groups are
+decoded at once as the pool has threads. pyarrow decodes without Python's lock.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future
 
 from headway.data.order import Piece
 from headway.data.parquet import Chunk, ParquetFolder, RowGroup
@@ -14,7 +20,7 @@ _MOST_KEPT_BYTES = 1 << 30  #: A folder of up to this decoded size keeps row gro
 
 
 class RowGroups:
-    """Decodes pieces of row groups for the cursors of an epoch.
+    """Decodes pieces of row groups for the cursors of an epoch. Thread-safe.
 
     A small folder is decoded once: each row group stays until its last piece was read, since several streams may have
     parts of it. A large one is decoded ``chunk_rows`` rows at a time.
@@ -25,6 +31,8 @@ class RowGroups:
         self._keeps = folder.num_bytes <= _MOST_KEPT_BYTES
         self._num_pieces = Counter(piece.group for piece in pieces)
         self._kept: dict[RowGroup, Chunk] = {}
+        self._lock = threading.Lock()  #: Guards the two dictionaries.
+        self._decoding = {group: threading.Lock() for group in self._num_pieces}  #: Held while a group is decoded.
 
     def read(self, piece: Piece, begin: int) -> Iterator[Slice]:
         """Yields the rows of a piece from row ``begin`` of its row group on."""
@@ -32,25 +40,32 @@ class RowGroups:
             for chunk in self._folder.chunks(piece.group, begin, piece.end, num_rows=self._chunk_rows):
                 yield Slice(chunk, 0, chunk.num_rows)
             return
-        if piece.group not in self._kept:
-            (self._kept[piece.group],) = self._folder.chunks(
-                piece.group, 0, piece.group.num_rows, num_rows=piece.group.num_rows
-            )
-        yield Slice(self._kept[piece.group], begin, piece.end)
+        with self._decoding[piece.group]:
+            with self._lock:
+                kept = self._kept.get(piece.group)
+            if kept is None:
+                num_rows = piece.group.num_rows
+                (kept,) = self._folder.chunks(piece.group, 0, num_rows, num_rows=num_rows)
+                with self._lock:
+                    self._kept[piece.group] = kept
         self.skip(piece)
+        yield Slice(kept, begin, piece.end)
 
     def skip(self, piece: Piece) -> None:
         """Forgets a piece that is not read, or not again."""
-        self._num_pieces[piece.group] -= 1
-        if self._num_pieces[piece.group] == 0:
-            self._kept.pop(piece.group, None)
+        with self._lock:
+            self._num_pieces[piece.group] -= 1
+            if self._num_pieces[piece.group] == 0:
+                self._kept.pop(piece.group, None)
 
 
 class Cursor:
-    """Reads the pieces of a stream in order."""
+    """Reads the pieces of a stream in order. For one thread; ``pool`` decodes."""
 
-    def __init__(self, row_groups: RowGroups, pieces: list[Piece], skipped: int) -> None:
+    def __init__(self, row_groups: RowGroups, pieces: list[Piece], skipped: int, pool: Executor) -> None:
         self._slices = self._all_slices(row_groups, pieces, skipped)
+        self._pool = pool
+        self._next = self._decode()  #: The rows behind ``_rest``.
         self._rest: Slice | None = None  #: Rows that were read and not taken.
 
     @staticmethod
@@ -67,9 +82,19 @@ class Cursor:
         """Returns the next rows; they must be there."""
         slices: list[Slice] = []
         while num_rows > 0:
-            rest = next(self._slices) if self._rest is None else self._rest
+            rest = self._take_next() if self._rest is None else self._rest
             end = min(rest.begin + num_rows, rest.end)
             slices.append(Slice(rest.chunk, rest.begin, end))
             num_rows -= end - rest.begin
             self._rest = Slice(rest.chunk, end, rest.end) if end < rest.end else None
         return slices
+
+    def _take_next(self) -> Slice:
+        decoded = self._next.result()
+        if decoded is None:
+            raise IndexError("the stream has no more rows")
+        self._next = self._decode()
+        return decoded
+
+    def _decode(self) -> Future[Slice | None]:
+        return self._pool.submit(next, self._slices, None)

@@ -7,8 +7,8 @@ rows at a time. A thread joins them to batches, and keeps up to ``read_ahead`` s
 Example: 1,000 rows, a global batch of 64, 2 ranks: an epoch has 16 steps, and the last one has 40 rows. A reader that
 starts at epoch 0, step 10 gives the same steps as one that has read the first ten.
 
-Invariants: host memory is bounded by the steps in the queue and by ``chunk_rows`` rows for each open stream, or by the
-whole folder if it has less than 1 GiB. An error of the thread is raised by the next call.
+Invariants: host memory is bounded by the steps in the queue and twice ``chunk_rows`` rows for each open stream, or by
+the whole folder if it has less than 1 GiB. An error of the thread is raised by the next call.
 Complexity: each row is decoded once per epoch, in order ``time`` once on every rank. In a folder of more than 1 GiB, a
 read that begins within a row group decodes the rows before it, too.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,7 @@ class ReadAhead:
     """Iterates over the steps that a thread reads."""
 
     _read_ahead: int
+    _num_threads: int
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
@@ -96,14 +98,21 @@ class ReadAhead:
             return False
 
         try:
-            for step in self._steps():
+            for step in self._all_steps():
                 if not put(step):
                     return
             put(None)
         except Exception as error:  # Any error belongs to the caller of the iterator.
             put(error)
 
-    def _steps(self) -> Iterator[StepBatch]:
+    def _all_steps(self) -> Iterator[StepBatch]:
+        pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decoder")
+        try:
+            yield from self._steps(pool)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
         raise NotImplementedError
 
 
@@ -121,7 +130,8 @@ class BatchReader(ReadAhead):
         epochs: number of epochs.
         num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
         read_ahead: steps in memory beside the one in use.
-        chunk_rows: rows that a stream decodes at a time.
+        chunk_rows: rows that a stream decodes at a time. It holds up to two such parts.
+        num_threads: threads that decode.
         pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
 
     Raises:
@@ -143,12 +153,13 @@ class BatchReader(ReadAhead):
         num_streams: int = NUM_STREAMS,
         read_ahead: int = 2,
         chunk_rows: int = 64,
+        num_threads: int = 4,
         pin_memory: bool = False,
     ) -> None:
         if num_ranks > num_streams:
             raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
-        if min(global_batch, micro_batches, read_ahead, chunk_rows) < 1:
-            raise ValueError("global_batch, micro_batches, read_ahead and chunk_rows are at least 1")
+        if min(global_batch, micro_batches, read_ahead, chunk_rows, num_threads) < 1:
+            raise ValueError("global_batch, micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
         if num_ranks > folder.num_rows:
             raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
         self.folder = folder
@@ -156,15 +167,16 @@ class BatchReader(ReadAhead):
         self._rank, self._num_ranks, self._seed, self._order = rank, num_ranks, seed, order
         self._start, self._epochs, self._num_streams = start, epochs, num_streams
         self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
+        self._num_threads = num_threads
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.folder.num_rows // self._global_batch)
 
-    def _steps(self) -> Iterator[StepBatch]:
+    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
         for epoch in range(self._start.epoch, self._epochs):
             first = self._start.step if epoch == self._start.epoch else 0
-            source = _Streams(self, epoch, first * self._global_batch)
+            source = _Streams(self, epoch, first * self._global_batch, pool)
             for step in range(first, self.steps_per_epoch):
                 end = min((step + 1) * self._global_batch, self.folder.num_rows)
                 is_last = step == self.steps_per_epoch - 1
@@ -179,7 +191,7 @@ class BatchReader(ReadAhead):
 class _Streams:
     """The streams of a rank in an epoch."""
 
-    def __init__(self, reader: BatchReader, epoch: int, position: int) -> None:
+    def __init__(self, reader: BatchReader, epoch: int, position: int, pool: Executor) -> None:
         groups = reader.folder.row_groups
         if reader._order == "shuffled":
             of_streams = make_streams(groups, num_streams=reader._num_streams, seed=reader._seed, epoch=epoch)
@@ -191,14 +203,16 @@ class _Streams:
             row_groups = RowGroups(
                 reader.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=reader._chunk_rows
             )
-            self._cursors = {stream: Cursor(row_groups, pieces, int(taken[stream])) for stream, pieces in own.items()}
+            self._cursors = {
+                stream: Cursor(row_groups, pieces, int(taken[stream]), pool) for stream, pieces in own.items()
+            }
             self._taken = taken
         else:
             # Stream s has the rows s, s + V, s + 2 V, ... of the folder, so every rank decodes all rows.
             self._turns = None
             pieces = [Piece(group, 0, group.num_rows) for group in groups]
             row_groups = RowGroups(reader.folder, pieces, chunk_rows=reader._chunk_rows)
-            self._whole = Cursor(row_groups, pieces, position)
+            self._whole = Cursor(row_groups, pieces, position, pool)
             self._num_streams, self._rank, self._num_ranks = reader._num_streams, reader._rank, reader._num_ranks
         self._position = position
 
