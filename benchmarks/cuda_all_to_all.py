@@ -90,6 +90,7 @@ def format_points(points: Sequence[Point]) -> str:
 
 
 def _describe(point: Point) -> str:
+    # Result files keep an older name: "wire" is the transport.
     hosts = "" if point.params["hosts"] == 1 else f"{point.params['hosts']} hosts over {point.params['wire']}, "
     return "{ranks} ranks, {}{split}, waits for {wait}".format(hosts, **point.params)
 

@@ -178,6 +178,7 @@ def _fill(work: Work) -> HashTableCollection:
 def _vectors_of(work: Work, collection: HashTableCollection, begin: int) -> list[torch.Tensor]:
     """Returns the embeddings of up to _ROWS_AT_ONCE rows from ``begin`` on, one tensor per table."""
     rows = torch.arange(begin, min(begin + _ROWS_AT_ONCE, work.options.rows), device="cuda")
+    # SCATTER is an odd factor that maps rows to distinct 64-bit ids. Each list has one id.
     one_each = (rows * SCATTER, torch.ones_like(rows))
     with torch.no_grad():
         return list(collection(dict.fromkeys(table_names(work.options), one_each)).values())

@@ -105,7 +105,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     lengths = torch.full((options.batch,), options.length)
 
     def step(rows_TK: torch.Tensor) -> Sequence[torch.Tensor]:
-        ids_TK = rows_TK * SCATTER
+        ids_TK = rows_TK * SCATTER  # An odd factor, which maps rows to distinct 64-bit ids.
         outputs = collection({name: (ids, lengths) for name, ids in zip(names, ids_TK, strict=True)})
         torch.autograd.backward([outputs[name].sum() for name in names])
         collection.optimizer.step()

@@ -51,7 +51,7 @@ class _FullTable:
                             eviction=Eviction(policy=policy))
             ],
             features=[FeatureConfig("f", table="t", pooling=None)],
-            process_group=LOCAL,
+            process_group=LOCAL,  # One rank has all ids.
             num_threads=options.threads if self._device.type == "cpu" else None,
             device=self._device,
         )  # fmt: skip

@@ -113,6 +113,7 @@ def _measure_preset(options: argparse.Namespace, folder: Path, preset: str, num_
                 "num_streams": 16,
                 "read_ahead": 4,
             },
+            # ``given``: the probability of ``buy`` is that of ``click`` times that of ``buy`` given ``click``.
             "model": {"preset": preset, "dimension_factor": options.factor, "given": {"buy": "click"}},
             "run": {"device": options.device, "log_every": options.steps, "max_steps": num_steps},
         }

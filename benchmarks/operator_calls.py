@@ -103,7 +103,7 @@ def _table_lookup(device: torch.device) -> _Operator:
     tables = HashTableCollection(
         tables=[TableConfig(f"table{dim}", dim=dim, optimizer=Sgd(lr=0.1)) for dim in _TABLE_DIMS],
         features=[FeatureConfig(f"feature{dim}", table=f"table{dim}", pooling="sum") for dim in _TABLE_DIMS],
-        process_group=LOCAL,
+        process_group=LOCAL,  # One rank has all ids.
         device=device,
     )
     generator = torch.Generator().manual_seed(1)

@@ -14,7 +14,7 @@ Invariants: no time falls with more nodes; ``blocking_s - steady_s`` is exactly 
 of libcomm (``tests/benchmarks/test_put_model.py`` compares most of them). More bytes can take less time, namely where a
 larger block saves a copy.
 Complexity: O(1) per prediction. ``fit`` solves one least-squares problem with three unknowns for latency, overhead and
-bandwidth, from the points of ``bench_put``. They hold where they were measured: in the guest, under emulation.
+bandwidth, from the points of ``bench_put``. They hold where they were measured: in a guest with emulated RDMA.
 ``Assumptions`` holds the values for real nodes.
 Source: Alexandrov et al., LogGP, SPAA 1995.
 """
@@ -36,15 +36,15 @@ DESCRIPTION = "a model of exchanges over RDMA on 8 to 512 nodes; runs nothing"
 
 # Constants of libcomm, in libcomm/: src/transport/verbs/limits.hpp, src/channel/receive_layout.hpp and
 # include/headway/comm/endpoint.hpp.
-MAX_CREDITS = 256
-SEND_REQUESTS = 128
-STAGING_BYTES = 512 << 10
-MIN_IN_PLACE_BYTES = 16 << 10
-WINDOWS, WINDOW_BYTES = 64, 24
-HEADER_BYTES = 64
-P2P_SLOTS, P2P_SLOT_BYTES = 16, 8 << 10
-RENDEZVOUS_FRAGMENTS, RENDEZVOUS_FRAGMENT_BYTES = 4, 64 << 10
-SLOT_BYTES = 256 << 10
+MAX_CREDITS = 256  # Messages in flight per pair of ranks.
+SEND_REQUESTS = 128  # Depth of a send queue.
+STAGING_BYTES = 512 << 10  # Memory per queue pair into which small messages are copied before they are sent.
+MIN_IN_PLACE_BYTES = 16 << 10  # Smallest block that is sent from registered user memory without a copy.
+WINDOWS, WINDOW_BYTES = 64, 24  # Windows open to a peer at a time, and bytes of the record of one.
+HEADER_BYTES = 64  # Header area of each slot.
+P2P_SLOTS, P2P_SLOT_BYTES = 16, 8 << 10  # Receive slots per source for point-to-point messages.
+RENDEZVOUS_FRAGMENTS, RENDEZVOUS_FRAGMENT_BYTES = 4, 64 << 10  # Fragments in flight of large messages, per source.
+SLOT_BYTES = 256 << 10  # Largest block that goes in a receive slot; larger ones go by rendezvous.
 # Assumed max_srq_wr: we believe that many devices report this value.
 MAX_SHARED_RECEIVES = 32767
 
@@ -95,8 +95,8 @@ class Assumptions:
     Attributes:
         latency_s: 0.6 us (ConnectX-5 EN product brief: sub-600 ns), three switches of 0.3 us each (assumed) and 0.7 us
             for doorbell, PCIe and poll (assumed).
-        send_overhead_s, receive_overhead_s: thread time per message: 300 instructions each (counted for engine shm, see
-            docs/design/measurements.md) and 0.1 us for a doorbell or a completion (assumed).
+        send_overhead_s, receive_overhead_s: thread time per message: 300 instructions each (counted for transport shm,
+            see docs/design/measurements.md) and 0.1 us for a doorbell or a completion (assumed).
         call_overhead_s: thread time per operation: 1900 instructions (counted for shm).
         bandwidth: payload bytes per second: 12.5e9 less the headers of RoCE v2 over IPv6 in packets of 4096 B, 2.6%.
         message_bytes: bytes on the wire besides the payload: header area (64) and one packet's headers (110).

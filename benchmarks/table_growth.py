@@ -33,7 +33,7 @@ from dlrm_examples.support.text_table import format_bytes, format_table, format_
 DESCRIPTION = "step times, memory and checkpoint of a table that grows"
 
 _BYTES_OF_KEY = 12  # Bytes: id and table.
-_SCATTER = 0x1E3779B97F4A7C15
+_SCATTER = 0x1E3779B97F4A7C15  #: Odd multiplier: maps consecutive numbers to ids that differ and look random.
 
 
 class IdStream:
@@ -153,7 +153,7 @@ def _step(tables: HashTableCollection, ids: torch.Tensor) -> None:
 def _growth_point(params: dict[str, object], seconds: Sequence[float], statistics: dict[str, int]) -> Point:
     p5_s, median_s, p95_s, p99_s = np.quantile(seconds, (0.05, 0.5, 0.95, 0.99)).tolist()
     rows, dim = statistics["rows"], int(str(params["dim"]))
-    used = rows * (_BYTES_OF_KEY + 4 * dim + 4)
+    used = rows * (_BYTES_OF_KEY + 4 * dim + 4)  # Key, float32 embedding, and one float of optimizer state.
     return Point(
         name="table_growth", params=dict(params), system="headway", median_s=median_s, p5_s=p5_s, p95_s=p95_s,
         samples=len(seconds), rate=int(str(params["keys"])) / median_s, unit="ids/s",

@@ -45,7 +45,7 @@ void print_shares(RankContext const& context, std::string_view state, std::vecto
   if (!context.is_root()) return;
   double const worst = *std::max_element(shares.begin(), shares.end());
   double const idle_s = context.settings.idle_s;
-  for (double& share : shares) share *= idle_s;
+  for (double& share : shares) share *= idle_s;  // To CPU seconds, the unit of a point's times.
   auto const summary = summarize(shares);
   JsonObject point;
   auto params = context.params(context.settings.sizes.front(), context.settings.lag);

@@ -50,8 +50,8 @@ void measure_memory(RankContext const& context) {
   context.barrier.wait();
   double const connected = proportional_bytes();
   context.barrier.wait();
-  // A round has lag + 1 calls and the ring 2 * (lag + 1) slots, so two rounds touch every slot that calls of this size
-  // use. Four rounds write each of them twice.
+  // A round has lag + 1 calls, and the library's ring of receive slots has 2 * (lag + 1) for each peer. So two rounds
+  // touch every slot that calls of this size use. Four rounds write each of them twice.
   for (std::uint64_t round = 0; round < 4; ++round) exchange_and_check(*exchange, sets, round);
   context.barrier.wait();
   double const used = proportional_bytes();

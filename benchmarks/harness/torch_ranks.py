@@ -46,6 +46,7 @@ def run_torch_ranks(module: str, settings: Mapping[str, Any], *, num_ranks: int,
 
 
 def _run_rank(rank: int, send: object, *, module: str, settings: Mapping[str, Any], num_ranks: int) -> str:
+    """Runs ``module`` and returns what it printed. ``send``, which sends objects to the launcher, is not used."""
     with redirect_stdout(io.StringIO()) as printed:
         importlib.import_module(module).main({**settings, "rank": rank, "ranks": num_ranks})
     return printed.getvalue()

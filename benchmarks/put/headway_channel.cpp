@@ -32,6 +32,7 @@ HeadwayChannel::HeadwayChannel(int rank, std::string const& device, std::size_t 
       source_(memory_.get(), max_bytes) {
   std::size_t const receive_buffer_bytes = slot_bytes_ * kSlots;
   comm::GroupOptions const options;
+  // The settings that both ranks compare when they connect.
   comm::Agreement const agreement{.size = 2, .receive_buffer_bytes = receive_buffer_bytes, .options = &options};
   auto control_sockets = comm::connect_control_sockets(rank, agreement, store, comm::Clock::now() + kPatience);
   auto const address = comm::verbs::choose_address(device, control_sockets);
@@ -58,7 +59,7 @@ void HeadwayChannel::send(std::size_t size_bytes) {
   comm::Tag const tag{.operation = static_cast<std::uint16_t>(num_sent_)};
   std::span const payload = source_.first(size_bytes);
   while (true) {
-    auto const status = endpoint_->put(destination, {}, payload, tag);
+    auto const status = endpoint_->put(destination, /*header=*/{}, payload, tag);
     if (status.ok()) break;
     if (status.code() != comm::StatusCode::kWouldBlock) throw std::runtime_error(std::string(status.message()));
     poll();

@@ -35,10 +35,10 @@ void send(NamedChannel& system, std::size_t bytes) {
 
 void wait_for(NamedChannel& system, std::uint64_t count) { system.channel.wait_for(system.num_awaited += count); }
 
-/// Byte `place` of a message. Differs for ranks, messages and neighbouring places, so that a byte of another message
-/// or at another place is noticed.
-std::byte pattern(int rank, std::uint64_t message, std::size_t place) {
-  return static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 131 + message * 29 + place * 7 + place / 251);
+/// Byte at `offset` of a message. Differs for ranks, messages and neighbouring offsets, so that a byte of another
+/// message or offset is noticed.
+std::byte pattern(int rank, std::uint64_t message, std::size_t offset) {
+  return static_cast<std::byte>(static_cast<std::uint64_t>(rank) * 131 + message * 29 + offset * 7 + offset / 251);
 }
 
 /// Sends kSlots different messages in both directions and compares every byte.
@@ -50,7 +50,7 @@ void exchange_and_check(NamedChannel& system, int rank, std::size_t bytes, RankB
   }
   barrier.wait();
   for (std::uint64_t message = first_sent; message < first_sent + MessageChannel::kSlots; ++message) {
-    for (std::size_t place = 0; place < bytes; ++place) source[place] = pattern(rank, message, place);
+    for (std::size_t offset = 0; offset < bytes; ++offset) source[offset] = pattern(rank, message, offset);
     send(system, bytes);
     // Wait here: the next message puts other bytes in the same source.
     wait_for(system, 1);
@@ -59,8 +59,8 @@ void exchange_and_check(NamedChannel& system, int rank, std::size_t bytes, RankB
   }
   for (std::uint64_t message = first_awaited; message < system.num_awaited; ++message) {
     auto const received = system.channel.slot(message);
-    for (std::size_t place = 0; place < bytes; ++place) {
-      if (received[place] != pattern(1 - rank, message, place))
+    for (std::size_t offset = 0; offset < bytes; ++offset) {
+      if (received[offset] != pattern(1 - rank, message, offset))
         throw std::runtime_error(system.name + ": a wrong byte");
     }
   }

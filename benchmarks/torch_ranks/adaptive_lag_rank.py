@@ -85,6 +85,7 @@ def run_loop(group: dist.ProcessGroup, max_lag: MaxLag, delays_s: Delays, num_ra
         arrived = time.perf_counter()
         time.sleep(delay_s)
         work = dist.all_to_all_single(torch.empty_like(sent), sent, group=group, async_op=True)
+        # Waits until at most max_lag exchanges are pending. Yields the arrival times of those that are complete.
         for earlier in queue.push(work, arrived):
             latencies_s.append(time.perf_counter() - earlier)
         lags.append(queue.max_lag)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from benchmarks.torch_ranks.block_sizes import block_sizes
 
+#: Timed calls by size: (largest bytes per rank, calls). Larger sizes get _REPETITIONS_ABOVE.
 _STEPS = ((64 << 10, 1000), (1 << 20, 200), (8 << 20, 40))
 _REPETITIONS_ABOVE = 8
 
@@ -92,7 +93,7 @@ def make_blocks(settings: RankSettings, split: str, bytes_per_rank: int) -> Bloc
 def block_contents(size: int, *, source: int, destination: int, salt: int, device: torch.device) -> torch.Tensor:
     """Makes a block: (size,) uint8 below 251, so that 255 never occurs.
 
-    They differ between positions, salts, and the blocks of up to 8 ranks.
+    Contents differ between positions, blocks of up to 8 ranks, and values of ``salt``, a number of the call.
     """
     index = torch.arange(size, dtype=torch.int64, device=device)
     return ((index * 131 + (index >> 8) * 7 + source * 37 + destination * 113 + salt * 101) % 251).to(torch.uint8)
@@ -116,13 +117,13 @@ def exchange_and_check(settings: RankSettings, split: str, blocks: Blocks, group
     )
     blocks.output_B.fill_(255)
     blocks.exchange_into_output(group)
-    place = 0
+    offset = 0
     for source in range(settings.ranks):
         count = by_source[source][settings.rank]
         expected = block_contents(count, source=source, destination=settings.rank, salt=salt, device=settings.device)
-        if not torch.equal(blocks.output_B[place : place + count], expected):
+        if not torch.equal(blocks.output_B[offset : offset + count], expected):
             raise RuntimeError(f"wrong result at rank {settings.rank}: block of {count} bytes from rank {source}")
-        place += count
+        offset += count
 
 
 def time_calls(blocks: Blocks, group: dist.ProcessGroup, calls: int) -> torch.Tensor:

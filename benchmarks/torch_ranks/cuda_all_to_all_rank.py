@@ -35,6 +35,7 @@ from benchmarks.torch_ranks.cuda_ranks import (
 #: The host waits after each call, or after many calls.
 WAITS = ("each", "last")
 
+#: Timed calls by size: (largest bytes per rank, calls). Larger sizes get _CALLS_ABOVE.
 _STEPS = ((1 << 20, 200), (16 << 20, 60), (128 << 20, 16))
 _CALLS_ABOVE = 6
 #: Calls per timed sample if the host waits for the last one.
@@ -54,7 +55,10 @@ class CudaSettings(RankSettings):
     transport: str
 
     def act_on_hosts(self) -> None:
-        """Hides what ranks of different hosts share in truth. Call it before any group is made."""
+        """Keeps ranks of different pretended hosts from using GPU links and, with ``tcp``, shared memory.
+
+        Call it before any group is made.
+        """
         if self.hosts == 1:
             return
         os.environ["HEADWAY_HOST_ID"] = str(self.rank * self.hosts // self.ranks)
@@ -79,7 +83,15 @@ class SymmetricBlocks(Blocks):
 
 @dataclass(frozen=True, kw_only=True)
 class SlotBlocks(Blocks):
-    """Blocks exchanged in slot tensors. The own block is not copied, since its producer writes it into the slot."""
+    """Blocks exchanged in slot tensors: receive memory that peers write and that is the output itself.
+
+    The own block is not copied, since its producer writes it into the slot.
+
+    Attributes:
+        rank: this rank.
+        ring: slots of successive calls.
+        received: received blocks of the last call, by source.
+    """
 
     rank: int
     ring: headway.slots.Ring
@@ -190,6 +202,7 @@ def make_point(
         "params": {
             "ranks": settings.ranks,
             "hosts": settings.hosts,
+            # Result files keep this older name of the transport.
             "wire": settings.transport if settings.hosts > 1 else None,
             "bytes_per_rank": size,
             "lag": 0,

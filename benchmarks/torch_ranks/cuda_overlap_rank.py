@@ -200,7 +200,7 @@ def measure(settings: OverlapSettings, groups: dict[str, Any], work_name: str) -
         each_s = time_alone(exchange, 10)
         slowest = torch.tensor([alone_s / each_s if system != "none" else 0.0])
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        counts[system] = int(1.3 * float(slowest)) + 1
+        counts[system] = int(1.3 * float(slowest)) + 1  # Enough to last longer than the work, the same on all ranks.
     for index in range(settings.rounds):
         order = settings.systems if index % 2 == 0 else list(reversed(settings.systems))
         for system in order:
@@ -228,6 +228,7 @@ def print_point(
         "median_s": work_s,
         "samples": 1,
         "unit": "s",
+        # A rank's point is a round of its own, so that ratios compare times of one rank.
         "round": index * settings.ranks + settings.rank,
         "clock_mhz": clock_mhz,
         "covered": system == "none" or exchange_s > work_s,

@@ -96,6 +96,7 @@ def report(settings: TrainingSettings, system: str, course: Course, number: int)
         "median_s": statistics.median(times),
         "samples": len(times),
         "unit": "s",
+        # A rank's point is a round of its own, so that ratios compare times of one rank.
         "round": number * settings.ranks + settings.rank,
         "exposed_s": exposed_s,
         "loss": float(torch.stack(course.losses[-settings.steps :]).mean()),

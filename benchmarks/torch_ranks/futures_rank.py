@@ -16,8 +16,8 @@ import headway  # noqa: F401 - registers the backend
 import torch
 import torch.distributed as dist
 
-_TORCH_ALONE = "torch"  #: a future of torch's own thread pool, without communication
-_WARM_UP = 10  #: of so many calls one is not timed
+_TORCH_ALONE = "torch"  #: A future of torch's own thread pool, without communication.
+_WARM_UP = 10  #: Timed calls per warm-up call.
 
 
 @dataclass(frozen=True, kw_only=True)

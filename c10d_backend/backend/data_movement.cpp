@@ -150,7 +150,8 @@ auto all_gather_each(AnyGroup& group, Sources const& blocks, std::vector<Destina
   return operations;
 }
 
-/// Match number of a message tag. @throws ValueError if the tag is negative.
+/// Number by which the group pairs a send with a receive: c10d's message tag.
+/// @throws ValueError if the tag is negative.
 std::uint64_t match_of(int tag) {
   TORCH_CHECK_VALUE(tag >= 0, "headway: the tag of a message must be at least 0, not ", tag);
   return static_cast<std::uint64_t>(tag);
@@ -177,7 +178,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::all_to_all_on_channel(at::Tensor 
       });
 }
 
-// Slots are parts of the receive memory that a CUDA exchange reads and writes in place (headway.slots).
+// Slots are parts of the receive memory that a CUDA exchange reads and writes in place (headway.slots, slot_ring.cpp).
 c10::intrusive_ptr<DeviceWork> HeadwayBackend::launch_in_slots(
     WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
     std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start) {

@@ -11,7 +11,8 @@ namespace headway::c10d_backend {
 /// either.
 ///
 /// Example: `[&](auto& group) { return group.broadcast(block, root, type); }` works on both. Here the call adds the
-/// stream and the time limit, which a Group does not take. It lives only while one operation is started.
+/// stream and the time limit, which a Group does not take. It lives only while one operation is started. `match` is the
+/// message tag that pairs a send with a receive.
 class DeviceGroupAdaptor final {
  public:
   DeviceGroupAdaptor(comm::DeviceGroup& group, comm::DeviceCall const& call) : group_(group), call_(call) {}

@@ -73,7 +73,7 @@ HeadwayBackend::HeadwayBackend(c10::intrusive_ptr<c10d::Store> store, std::uniqu
 }
 
 HeadwayBackend::~HeadwayBackend() {
-  if (handle_ && handle_->is_inherited()) {
+  if (handle_ && handle_->is_inherited()) {  // In a forked child, the threads of the delegates do not exist.
     for (auto& [device, delegate] : delegates_) delegate->leak();
   }
   ReleasedGil const released;

@@ -54,9 +54,9 @@ class ReductionTensors;
 /// Result of HeadwayBackend::shrink_to_survivors(); see comm::ShrunkGroup.
 struct ShrunkBackend {
   c10::intrusive_ptr<HeadwayBackend> backend;
-  std::vector<int> ranks;
-  std::vector<std::uint64_t> all_to_alls;
-  std::uint64_t collectives = 0;
+  std::vector<int> ranks;                  ///< Rank in the old group of each new rank, ascending.
+  std::vector<std::uint64_t> all_to_alls;  ///< All-to-alls of the old group that every member completed, by channel.
+  std::uint64_t collectives = 0;           ///< Other collectives of the old group that every member completed.
 };
 
 /// The headway backend of torch.distributed on top of a comm::Group. It moves data itself and delegates reductions.
@@ -161,7 +161,8 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
                                                        std::vector<std::int64_t> const& input_splits, int channel,
                                                        std::chrono::milliseconds timeout);
 
-  /// Starts an exchange of slots as a work that owns `tensors`.
+  /// Starts an exchange of slots as a work that owns `tensors`. A slot is receive memory that is the output itself
+  /// (slot_ring.hpp).
   c10::intrusive_ptr<DeviceWork> launch_in_slots(
       WorkTensors tensors, std::vector<at::Tensor> const& inputs, std::chrono::milliseconds timeout,
       std::function<comm::DeviceOperationPtr(comm::DeviceCall const&)> const& start);
@@ -216,7 +217,8 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> launch_on_host(OpInfo const& op, WorkTensors tensors,
                                                 std::vector<at::Tensor> const& inputs, Start&& start);
-  /// Starts `call` on the delegate for the device of inputs[0].
+  /// Starts `call` on the delegate for the device of inputs[0]. `epilogue` runs after the reduction, before anyone sees
+  /// it complete.
   c10::intrusive_ptr<c10d::Work> launch_on_delegate(OpInfo const& op, std::vector<at::Tensor> const& inputs,
                                                     ReductionDelegate::Call call,
                                                     std::optional<Epilogue> epilogue = std::nullopt);

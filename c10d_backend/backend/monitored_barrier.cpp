@@ -3,15 +3,15 @@
 // A barrier that names the ranks that do not come.
 //
 // Idea: it uses the store and no operation of the group, so a rank that does not come costs this barrier and not the
-// group. Each rank writes a key when it arrives. Rank 0 waits for all keys, and then writes the result: empty, or the
-// error with the missing ranks. The other ranks wait for the result.
+// group. Each rank writes a key when it arrives. Rank 0 waits for all keys, and then writes the result: "passed", or
+// the error with the missing ranks. The other ranks wait for the result.
 //
 // Example with 4 ranks, of which rank 2 hangs: ranks 1 and 3 write "1" and "3". After the timeout rank 0 finds no "2",
 // throws "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 2000 ms", and writes this text. Ranks 1 and 3 read it
 // and throw as well. If rank 2 comes later, it reads the same result and throws at once.
 //
 // Invariants: barriers are numbered per rank. All ranks must call the same barriers, as for every collective.
-// Complexity: rank 0 asks the store for all keys in one request, at most every kLongestPause.
+// Complexity: rank 0 asks the store for all keys in one request, after pauses that double up to kLongestPause.
 // Source: the texts of PyTorch's Gloo group, which programs and tests look for.
 
 #include "backend/headway_backend.hpp"

@@ -13,7 +13,7 @@
 // - CPU reductions start in the order of the calls, also those that arrive while Gloo's group is being created.
 // - On CUDA the call is made on the caller's thread, because NCCL orders itself to the current stream.
 // - On CPU a reduce_scatter is an all_reduce of a copy, of which each rank keeps its part.
-// - A rank that contributes to a reduce but gets no result gives a copy away: Gloo leaves partial sums in every tensor.
+// - A rank that contributes to a reduce but gets no result passes a copy: Gloo leaves partial sums in every tensor.
 
 #include "backend/headway_backend.hpp"
 #include "reduction/reduction_tensors.hpp"
@@ -41,7 +41,7 @@ std::vector<at::Tensor> together(std::vector<at::Tensor> tensors, std::vector<at
 /// Adds the memory of a reduce_scatter by NCCL to `blocks`: `part(r)` of the input is read for rank r, `output` is
 /// written.
 template <typename Part>
-void note_parts(BlockMap& blocks, at::Tensor const& output, int own_rank, int size, Part&& part) {
+void add_parts(BlockMap& blocks, at::Tensor const& output, int own_rank, int size, Part&& part) {
   blocks.write(bytes_of(output));
   for (int rank = 0; rank < size; ++rank) {
     std::span<std::byte const> const bytes = part(static_cast<std::size_t>(rank));
@@ -118,10 +118,10 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::reduce_in_place(OpType type, char
   ReductionTensors reduction(op_name_of(name), options.reduceOp, tensors);
   bool const is_dense = tensors[0].layout() == at::kStrided;
   if (is_dense && role == Role::kReceiver) expects_disjoint_outputs(op_name_of(name), tensors);
-  bool const is_given_away = is_dense && role == Role::kContributor && tensors[0].is_cpu();
+  bool const needs_copy = is_dense && role == Role::kContributor && tensors[0].is_cpu();
   std::vector<at::Tensor> given;
   for (auto const& tensor : tensors) {
-    given.push_back(is_given_away ? reduction.scratch(tensor) : reduction.in_place(tensor));
+    given.push_back(needs_copy ? reduction.scratch(tensor) : reduction.in_place(tensor));
   }
   options.reduceOp = reduction.operation();
   auto call = [given = std::move(given), options, method](Backend& delegate) mutable {
@@ -190,7 +190,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::reduce_scatter(std::vector<at::Te
   expects_disjoint_outputs("reduce_scatter", outputs);
   if (outputs[0].is_cuda()) {
     BlockMap blocks;
-    note_parts(blocks, outputs[0], getRank(), getSize(), [&](std::size_t rank) { return bytes_of(list[rank]); });
+    add_parts(blocks, outputs[0], getRank(), getSize(), [&](std::size_t rank) { return bytes_of(list[rank]); });
     blocks.expect_disjoint("reduce_scatter");
     return launch_on_delegate(op_info(OpType::REDUCE_SCATTER, "headway:reduce_scatter", options.timeout), list,
                               [outputs, inputs, options](Backend& delegate) mutable {
@@ -226,7 +226,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::reduce_scatter_tensor_coalesced(
   if (outputs[0].is_cuda()) {
     BlockMap blocks;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      note_parts(blocks, outputs[i], getRank(), getSize(), [&](std::size_t rank) {
+      add_parts(blocks, outputs[i], getRank(), getSize(), [&](std::size_t rank) {
         return bytes_of(inputs[i]).subspan(outputs[i].nbytes() * rank, outputs[i].nbytes());
       });
     }

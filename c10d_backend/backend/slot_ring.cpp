@@ -58,7 +58,7 @@ class SlotRing::Lease final {
 
   /// Ends the lease. Called when the last tensor on the slot is freed.
   void end() noexcept {
-    if (handle_->is_inherited()) return;
+    if (handle_->is_inherited()) return;  // A forked child has no use of the device.
     try {
       add_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
       ReleasedGil const released;  // Another thread may be enqueuing.

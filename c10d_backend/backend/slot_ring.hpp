@@ -27,7 +27,7 @@ class SlotRing final {
 
   /// Slot of one exchange. `output` is (size, capacity, ...features); output[r] is the block of rank r.
   struct Slot {
-    std::uint64_t seq;
+    std::uint64_t seq;  ///< Position of the exchange among those of the ring, from 0.
     at::Tensor output;
     std::shared_ptr<Lease> lease;
 
@@ -40,6 +40,10 @@ class SlotRing final {
   };
 
   /// Collective. Blocks until all ranks of the group have created theirs.
+  /// @param capacity most rows from one rank to another in one exchange
+  /// @param features shape of a row
+  /// @param num_slots slots that may be leased or in flight at once
+  /// @param max_lag exchanges that a rank may run ahead of its peers; below `num_slots`
   SlotRing(c10::intrusive_ptr<HeadwayBackend> backend, at::Device device, std::int64_t capacity,
            std::vector<std::int64_t> features, at::ScalarType dtype, int num_slots, int max_lag);
 

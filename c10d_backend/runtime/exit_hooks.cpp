@@ -18,7 +18,7 @@
 // - Entries are weak: registration keeps no hook alive. Objects that must outlive their threads go to keep_forever().
 // - The mutex is held during fork(), so a child can exit even if another thread was in here.
 // - The terminate handler is set when the registry is made, long before the exit.
-// Complexity: O(hooks); dead entries are purged when their number doubles.
+// Complexity: O(hooks); expired entries are dropped when the registry has doubled since the last time.
 // Source: CPython's C API documentation, section on runtime finalization.
 
 #include "runtime/exit_hooks.hpp"

@@ -74,6 +74,7 @@ class Hooks {
   void poll_pending(std::size_t limit);
   /// Body of completed(). The caller holds `mutex_`.
   void complete_locked(std::uint64_t key, bool is_success, std::optional<float> duration_ms);
+  /// Recomputes wants_completions_. The caller holds `mutex_`.
   void update_wish();
 
   std::mutex abort_mutex_;  ///< Guards the next members. Not held while a hook runs.

@@ -51,7 +51,7 @@ class Comparison:
         _make_directory(options.out)
         self._systems = _choose_systems(options)
         if options.trace is not None:
-            if "bls-headway" not in self._systems:
+            if "bls-headway" not in self._systems:  # Bounded-lag synchronous DLRM over Headway.
                 raise SetupError("--trace records exchanges over Headway: add bls-headway to --systems")
             _make_directory(options.trace.parent)
 

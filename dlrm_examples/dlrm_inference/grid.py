@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grid: all settings on all datasets, as in section VI.B of the paper."""
+"""Grid: all settings on all datasets, as in section VI.B of the paper on bounded lag (arXiv 2512.19342)."""
 
 from __future__ import annotations
 

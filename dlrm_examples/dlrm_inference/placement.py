@@ -44,13 +44,14 @@ class TablePlacement:
         return [table for tables in self.tables_of_rank for table in tables]
 
     @cached_property
-    def _places(self) -> list[int]:
+    def _arrival_positions(self) -> list[int]:
+        """(T,) position of each table in ``arrival_order``."""
         return sorted(range(len(self.arrival_order)), key=self.arrival_order.__getitem__)
 
     def in_table_order(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Splits (T * B, D) received rows into one (B, D) view per table, table 0 first."""
-        by_arrival = rows.view(len(self._places), -1, rows.shape[1]).unbind(0)
-        return [by_arrival[place] for place in self._places]
+        by_arrival = rows.view(len(self._arrival_positions), -1, rows.shape[1]).unbind(0)
+        return [by_arrival[position] for position in self._arrival_positions]
 
 
 def place_tables(table_rows: Sequence[int], *, num_ranks: int, lookups_per_row: float = 1.0) -> TablePlacement:

@@ -108,6 +108,7 @@ def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequ
 
 def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dict[Point, dist.ProcessGroup]:
     """Creates one Headway group per bound, and one group for all points over Gloo or NCCL."""
+    # A block larger than a slot would make its exchange wait for the receiver, so that it could not lag.
     slot_bytes = max(row_bytes * max(step.receive_rows) for step in inputs)
     groups: dict[Point, dist.ProcessGroup] = {}
     shared: dict[str, dist.ProcessGroup] = {}

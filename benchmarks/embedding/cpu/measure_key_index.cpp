@@ -26,7 +26,7 @@ namespace {
 
 using embedding::hash_of;
 using embedding::Key;
-using embedding::RowWord;
+using embedding::RowWord;  // Value of a key in the index: the number of its row from 1, or kEmpty if there is no key.
 using Clock = std::chrono::steady_clock;
 
 /// Settings of bench_key_index.

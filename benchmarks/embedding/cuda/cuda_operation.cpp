@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Runs one operation of the compared tables and checks a sample of its results. A known id must have its initial
+// embedding. A new id must have it too if the operation or the table writes it, and must not otherwise.
+// find_addresses() must find exactly the known ids.
+
 #include "cuda_operation.hpp"
 
 #include "cuda_systems.hpp"

@@ -23,6 +23,7 @@ struct CudaTableSettings {
   int device = 0;
 
   bool growth = false;  ///< Measure training steps of a growing table instead of operations.
+  /// Rows of the growing table before the steps, and after them.
   std::size_t first_rows = std::size_t{1} << 20, last_rows = std::size_t{8} << 20;
   std::size_t step = std::size_t{1} << 17;  ///< New ids per step; as many old ids come with them.
 

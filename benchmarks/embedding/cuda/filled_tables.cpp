@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Fills all compared tables with the same ids and their initial embeddings. A table that evicts is filled first, and
+// the others get only the ids that it has kept. charge() attributes changes of free device memory to one table.
+
 #include "filled_tables.hpp"
 
 #include <algorithm>

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Times single training steps of a CUDA table while it grows. Half of the ids of a step are new.
+
 #include "measure_cuda_growth.hpp"
 
 #include "cuda_points.hpp"

@@ -104,7 +104,6 @@ struct ShardedTable::Batch::State {
   bool has_unique_keys = false;
   std::vector<TableLookup> lookups{};
   std::unique_ptr<KeyExchange> keys{};        ///< On their way until look_up(); none with one rank.
-  std::vector<Block<float>> found_values{};   ///< (V, dim) of each merged table, from look_up() to start_embeddings().
   std::unique_ptr<RowExchange> embeddings{};  ///< On their way until finish(); none with one rank.
   /// Keys without a row since a table is full: (merged tables) of this rank from look_up() on, (ranks, merged tables)
   /// after finish().
