@@ -109,6 +109,8 @@ class Trainer:
         self._scaler = LossScaler(enabled=self._dtype == "float16")
         self._say, self._observe = say, observe
         self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
+        if config.data.evaluation:  # An error in it should not come after the training.
+            ParquetFolder(Path(config.data.evaluation), config.data.schema())
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model or GRM(
             config.model.grm(),

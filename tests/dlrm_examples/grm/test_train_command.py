@@ -51,6 +51,7 @@ def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
 
 def test_sigterm_to_the_command_saves_and_ends_with_0(tmp_path: Path) -> None:
     write_log(tmp_path / "generated/train", num_samples=4000, seed=0)
+    write_log(tmp_path / "generated/evaluation", num_samples=100, seed=1)
     config = tmp_path / "generated/generated.toml"
     config.write_text(CONFIG.read_text())
     program = "from dlrm_examples.grm.train import main; import sys; sys.exit(main(sys.argv[1:]))"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from headway.comm.rank_processes import RankFailedError
+from headway.data import DataError
 from headway.training import ConfigError, Trainer
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.trainer import LossError
@@ -243,3 +244,9 @@ def test_what_cannot_be_trained_is_told(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"run\.device is cuda, and torch finds no GPU"):
             Trainer(make_config(folder, run={"device": "cuda"}))
+
+
+def test_a_missing_evaluation_folder_is_refused_before_the_training(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log")
+    with pytest.raises(DataError, match="there is no folder"):
+        Trainer(make_config(folder, data={"evaluation": str(tmp_path / "nothing")}))
