@@ -3,7 +3,7 @@
 
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import DataError, ParquetFolder
-from headway.data.reader import BatchReader, Position
+from headway.data.reader import BatchReader, Position, ReadOptions
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
 
@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "ParquetFolder",
     "Position",
+    "ReadOptions",
     "SampleBatch",
     "SampleSchema",
 ]

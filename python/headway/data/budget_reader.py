@@ -22,12 +22,11 @@ import heapq
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Unpack
 
-from headway.data.cursors import Cursor, RowGroups
-from headway.data.order import make_streams
 from headway.data.parquet import ParquetFolder
-from headway.data.reader import NUM_STREAMS, START, Position, ReadAhead, StepBatch
-from headway.data.sample_batch import Slice, collate
+from headway.data.reader import Position, ReadAhead, ReadOptions, StepBatch
+from headway.data.sample_batch import Slice
 from headway.data.schema import TARGET
 
 
@@ -56,46 +55,21 @@ class BudgetReader(ReadAhead):
 
     Args:
         budget: of each batch.
-        start: the first step, with the rows of all streams that were taken before.
-        folder, micro_batches, rank, num_ranks, seed, epochs, num_streams, read_ahead, chunk_rows, num_threads,
-            pin_memory: as for ``BatchReader``.
+        options: see ``ReadOptions``. ``start`` has the rows of all streams that were taken before.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
-    def __init__(
-        self,
-        folder: ParquetFolder,
-        *,
-        budget: Budget,
-        micro_batches: int = 1,
-        rank: int = 0,
-        num_ranks: int = 1,
-        seed: int = 0,
-        start: Position = START,
-        epochs: int = 1,
-        num_streams: int = NUM_STREAMS,
-        read_ahead: int = 2,
-        chunk_rows: int = 64,
-        num_threads: int = 4,
-        pin_memory: bool = False,
-    ) -> None:
-        if num_ranks > num_streams:
-            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
-        if min(budget.tokens, micro_batches, read_ahead, chunk_rows, num_threads) < 1:
-            raise ValueError("budget, micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
-        if num_ranks > folder.num_rows:
-            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
-        if start.taken and len(start.taken) != num_streams:
-            raise ValueError(f"the start is a position of {len(start.taken)} streams, and num_streams is {num_streams}")
-        self.folder = folder
-        self._budget, self._micro_batches = budget, micro_batches
-        self._rank, self._num_ranks, self._seed = rank, num_ranks, seed
-        self._start, self._epochs, self._num_streams = start, epochs, num_streams
-        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
-        self._num_threads = num_threads
-        self._ended_epoch = start.epoch - 1
+    def __init__(self, folder: ParquetFolder, *, budget: Budget, **options: Unpack[ReadOptions]) -> None:
+        super().__init__(folder, **options)
+        if budget.tokens < 1:
+            raise ValueError("a budget is at least 1 token")
+        num_taken = len(self._start.taken)
+        if num_taken not in (0, self._num_streams):
+            raise ValueError(f"the start is a position of {num_taken} streams, and num_streams is {self._num_streams}")
+        self._budget = budget
+        self._ended_epoch = self._start.epoch - 1
 
     def end_epoch(self, epoch: int) -> None:
         """Goes on with the next epoch. All ranks call it after the same step."""
@@ -120,9 +94,8 @@ class BudgetReader(ReadAhead):
             yield StepBatch(position, position, batches=[])  # Marks the end of the epoch.
 
     def _step(self, position: Position, after: Position, parts: list[list[Slice]]) -> StepBatch:
-        parts = [*parts, *([[]] * (self._micro_batches - len(parts)))]
-        batches = [collate(part, self.folder.schema) for part in parts]
-        return StepBatch(position, after, [batch.pin_memory() for batch in batches] if self._pin_memory else batches)
+        missing: list[list[Slice]] = [[]] * (self._micro_batches - len(parts))
+        return StepBatch(position, after, self._collate([*parts, *missing]))
 
     def _parts(self, start: Position, pool: Executor) -> Iterator[tuple[Position, list[list[Slice]]]]:
         """Yields the rows of each micro-batch of a step, and the position after it."""
@@ -146,13 +119,8 @@ class BudgetReader(ReadAhead):
 
     def _rows(self, epoch: int, taken: Sequence[int], pool: Executor) -> Iterator[tuple[int, Slice, int]]:
         """Yields the stream of a row, the row, and its tokens. The stream with the fewest rows taken is next."""
-        groups = self.folder.row_groups
-        of_streams = make_streams(groups, num_streams=self._num_streams, seed=self._seed, epoch=epoch)
-        own = {stream: of_streams[stream] for stream in range(self._rank, self._num_streams, self._num_ranks)}
-        row_groups = RowGroups(
-            self.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=self._chunk_rows
-        )
-        cursors = {stream: Cursor(row_groups, pieces, taken[stream], pool) for stream, pieces in own.items()}
+        own = self._own(self._make_streams(epoch))
+        cursors = self._open(own, taken, pool)
         num_rows = {stream: sum(piece.num_rows for piece in pieces) for stream, pieces in own.items()}
         turns = [(taken[stream], stream) for stream in own if taken[stream] < num_rows[stream]]
         heapq.heapify(turns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of streams: ``RowGroups`` decodes pieces of row groups, and a ``Cursor`` reads those of a stream in order.
+"""Reading of streams: a ``Cursor`` reads the rows of one in order.
 
 Each cursor has its next rows decoded by a pool of threads while the present ones are used, so as many row groups are
 decoded at once as the pool has threads. pyarrow decodes without Python's lock.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 
 from headway.data.order import Piece
@@ -19,7 +19,7 @@ from headway.data.sample_batch import Slice
 _MOST_KEPT_BYTES = 1 << 30  #: A folder of up to this decoded size keeps row groups that other streams still need.
 
 
-class RowGroups:
+class _RowGroups:
     """Decodes pieces of row groups for the cursors of an epoch. Thread-safe.
 
     A small folder is decoded once: each row group stays until its last piece was read, since several streams may have
@@ -62,14 +62,14 @@ class RowGroups:
 class Cursor:
     """Reads the pieces of a stream in order. For one thread; ``pool`` decodes."""
 
-    def __init__(self, row_groups: RowGroups, pieces: list[Piece], skipped: int, pool: Executor) -> None:
+    def __init__(self, row_groups: _RowGroups, pieces: list[Piece], skipped: int, pool: Executor) -> None:
         self._slices = self._all_slices(row_groups, pieces, skipped)
         self._pool = pool
         self._next = self._decode()  #: The rows behind ``_rest``.
         self._rest: Slice | None = None  #: Rows that were read and not taken.
 
     @staticmethod
-    def _all_slices(row_groups: RowGroups, pieces: list[Piece], skipped: int) -> Iterator[Slice]:
+    def _all_slices(row_groups: _RowGroups, pieces: list[Piece], skipped: int) -> Iterator[Slice]:
         for piece in pieces:
             begin = piece.begin + min(skipped, piece.num_rows)
             skipped -= begin - piece.begin
@@ -98,3 +98,20 @@ class Cursor:
 
     def _decode(self) -> Future[Slice | None]:
         return self._pool.submit(next, self._slices, None)
+
+
+def open_streams(
+    folder: ParquetFolder, streams: Mapping[int, list[Piece]], taken: Sequence[int], pool: Executor, *, chunk_rows: int
+) -> dict[int, Cursor]:
+    """Returns a cursor for each stream. They decode a row group that they share once, if the folder is small.
+
+    Args:
+        folder: the rows.
+        streams: pieces of each stream, in order.
+        taken: by stream, rows that were taken before.
+        pool: threads that decode.
+        chunk_rows: rows that a stream of a large folder decodes at a time.
+    """
+    pieces = (piece for of_stream in streams.values() for piece in of_stream)
+    row_groups = _RowGroups(folder, pieces, chunk_rows=chunk_rows)
+    return {stream: Cursor(row_groups, of_stream, taken[stream], pool) for stream, of_stream in streams.items()}

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import numpy as np
 
-from headway.data.cursors import Cursor, RowGroups
+from headway.data.cursors import Cursor, open_streams
 from headway.data.order import Order, Piece, Turns, make_streams
 from headway.data.parquet import ParquetFolder
 from headway.data.sample_batch import SampleBatch, Slice, collate
@@ -66,11 +67,65 @@ class StepBatch:
     batches: list[SampleBatch]
 
 
+class ReadOptions(TypedDict, total=False):
+    """Arguments that all readers have.
+
+    Attributes:
+        micro_batches: batches of each rank in a step.
+        rank, num_ranks: the streams that this rank reads.
+        seed: seed of the order.
+        start: the first step.
+        epochs: number of epochs.
+        num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
+        read_ahead: steps in memory beside the one in use.
+        chunk_rows: rows that a stream decodes at a time. It holds up to two such parts.
+        num_threads: threads that decode.
+        pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
+    """
+
+    micro_batches: int
+    rank: int
+    num_ranks: int
+    seed: int
+    start: Position
+    epochs: int
+    num_streams: int
+    read_ahead: int
+    chunk_rows: int
+    num_threads: int
+    pin_memory: bool
+
+
 class ReadAhead:
     """Iterates over the steps that a thread reads."""
 
-    _read_ahead: int
-    _num_threads: int
+    def __init__(
+        self,
+        folder: ParquetFolder,
+        *,
+        micro_batches: int = 1,
+        rank: int = 0,
+        num_ranks: int = 1,
+        seed: int = 0,
+        start: Position = START,
+        epochs: int = 1,
+        num_streams: int = NUM_STREAMS,
+        read_ahead: int = 2,
+        chunk_rows: int = 64,
+        num_threads: int = 4,
+        pin_memory: bool = False,
+    ) -> None:
+        if num_ranks > num_streams:
+            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
+        if min(micro_batches, read_ahead, chunk_rows, num_threads) < 1:
+            raise ValueError("micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
+        if num_ranks > folder.num_rows:
+            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
+        self.folder = folder
+        self._micro_batches, self._rank, self._num_ranks, self._seed = micro_batches, rank, num_ranks, seed
+        self._start, self._epochs, self._num_streams = start, epochs, num_streams
+        self._read_ahead, self._chunk_rows = read_ahead, chunk_rows
+        self._num_threads, self._pin_memory = num_threads, pin_memory
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
@@ -115,6 +170,21 @@ class ReadAhead:
     def _steps(self, pool: Executor) -> Iterator[StepBatch]:
         raise NotImplementedError
 
+    def _make_streams(self, epoch: int) -> list[list[Piece]]:
+        """Returns the pieces of all streams."""
+        return make_streams(self.folder.row_groups, num_streams=self._num_streams, seed=self._seed, epoch=epoch)
+
+    def _own(self, streams: Sequence[list[Piece]]) -> dict[int, list[Piece]]:
+        """Returns the streams of this rank, by their numbers."""
+        return {stream: streams[stream] for stream in range(self._rank, self._num_streams, self._num_ranks)}
+
+    def _open(self, streams: Mapping[int, list[Piece]], taken: Sequence[int], pool: Executor) -> dict[int, Cursor]:
+        return open_streams(self.folder, streams, taken, pool, chunk_rows=self._chunk_rows)
+
+    def _collate(self, parts: Iterable[list[Slice]]) -> list[SampleBatch]:
+        batches = [collate(part, self.folder.schema) for part in parts]
+        return [batch.pin_memory() for batch in batches] if self._pin_memory else batches
+
 
 class BatchReader(ReadAhead):
     """Iterates over the batches of one rank. The samples of a step do not depend on the number of ranks.
@@ -122,17 +192,8 @@ class BatchReader(ReadAhead):
     Args:
         folder: the rows.
         global_batch: samples of a step, over all ranks and micro-batches. The last step of an epoch may have fewer.
-        micro_batches: batches into which each rank divides its samples of a step.
-        rank, num_ranks: the streams that this rank reads.
-        seed: seed of the order.
         order: ``shuffled``, or ``time``: the order of the files, in which each step has consecutive rows.
-        start: the first step.
-        epochs: number of epochs.
-        num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
-        read_ahead: steps in memory beside the one in use.
-        chunk_rows: rows that a stream decodes at a time. It holds up to two such parts.
-        num_threads: threads that decode.
-        pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
+        options: see ``ReadOptions``. Each rank divides its samples of a step into its micro-batches.
 
     Raises:
         ValueError: an argument is out of range.
@@ -143,31 +204,13 @@ class BatchReader(ReadAhead):
         folder: ParquetFolder,
         *,
         global_batch: int,
-        micro_batches: int = 1,
-        rank: int = 0,
-        num_ranks: int = 1,
-        seed: int = 0,
         order: Order = "shuffled",
-        start: Position = START,
-        epochs: int = 1,
-        num_streams: int = NUM_STREAMS,
-        read_ahead: int = 2,
-        chunk_rows: int = 64,
-        num_threads: int = 4,
-        pin_memory: bool = False,
+        **options: Unpack[ReadOptions],
     ) -> None:
-        if num_ranks > num_streams:
-            raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
-        if min(global_batch, micro_batches, read_ahead, chunk_rows, num_threads) < 1:
-            raise ValueError("global_batch, micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
-        if num_ranks > folder.num_rows:
-            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
-        self.folder = folder
-        self._global_batch, self._micro_batches = global_batch, micro_batches
-        self._rank, self._num_ranks, self._seed, self._order = rank, num_ranks, seed, order
-        self._start, self._epochs, self._num_streams = start, epochs, num_streams
-        self._read_ahead, self._chunk_rows, self._pin_memory = read_ahead, chunk_rows, pin_memory
-        self._num_threads = num_threads
+        super().__init__(folder, **options)
+        if global_batch < 1:
+            raise ValueError("global_batch is at least 1")
+        self._global_batch, self._order = global_batch, order
 
     @property
     def steps_per_epoch(self) -> int:
@@ -181,38 +224,24 @@ class BatchReader(ReadAhead):
                 end = min((step + 1) * self._global_batch, self.folder.num_rows)
                 is_last = step == self.steps_per_epoch - 1
                 after = Position(epoch + 1, 0) if is_last else Position(epoch, step + 1)
-                yield StepBatch(Position(epoch, step), after, self._collate(source.take_until(end)))
-
-    def _collate(self, slices: list[Slice]) -> list[SampleBatch]:
-        batches = [collate(part, self.folder.schema) for part in _split(slices, self._micro_batches)]
-        return [batch.pin_memory() for batch in batches] if self._pin_memory else batches
+                parts = _split(source.take_until(end), self._micro_batches)
+                yield StepBatch(Position(epoch, step), after, self._collate(parts))
 
 
 class _Streams:
     """The streams of a rank in an epoch."""
 
     def __init__(self, reader: BatchReader, epoch: int, position: int, pool: Executor) -> None:
-        groups = reader.folder.row_groups
         if reader._order == "shuffled":
-            of_streams = make_streams(groups, num_streams=reader._num_streams, seed=reader._seed, epoch=epoch)
-            self._turns: Turns | None = Turns([sum(piece.num_rows for piece in pieces) for pieces in of_streams])
-            taken = self._turns.taken(position)
-            own = {
-                stream: pieces for stream, pieces in enumerate(of_streams) if stream % reader._num_ranks == reader._rank
-            }
-            row_groups = RowGroups(
-                reader.folder, (piece for pieces in own.values() for piece in pieces), chunk_rows=reader._chunk_rows
-            )
-            self._cursors = {
-                stream: Cursor(row_groups, pieces, int(taken[stream]), pool) for stream, pieces in own.items()
-            }
-            self._taken = taken
+            streams = reader._make_streams(epoch)
+            self._turns: Turns | None = Turns([sum(piece.num_rows for piece in pieces) for pieces in streams])
+            self._taken = self._turns.taken(position)
+            self._cursors = reader._open(reader._own(streams), self._taken.tolist(), pool)
         else:
             # Stream s has the rows s, s + V, s + 2 V, ... of the folder, so every rank decodes all rows.
             self._turns = None
-            pieces = [Piece(group, 0, group.num_rows) for group in groups]
-            row_groups = RowGroups(reader.folder, pieces, chunk_rows=reader._chunk_rows)
-            self._whole = Cursor(row_groups, pieces, position, pool)
+            pieces = [Piece(group, 0, group.num_rows) for group in reader.folder.row_groups]
+            self._whole = reader._open({0: pieces}, [position], pool)[0]
             self._num_streams, self._rank, self._num_ranks = reader._num_streams, reader._rank, reader._num_ranks
         self._position = position
 
