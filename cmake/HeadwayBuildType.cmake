@@ -7,6 +7,7 @@ if(NOT is_multi_config AND NOT CMAKE_BUILD_TYPE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Debug, Release or RelWithDebInfo" FORCE)
 endif()
 if(PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -g")
+  # Line numbers serve traces and profiles. Variables (-g) would take a quarter of the compile time: use Debug for them.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O3 -g1")
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 endif()

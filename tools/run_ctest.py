@@ -66,12 +66,10 @@ def group_cases(cases: Iterable[Element], folder: Path, *, by_label: bool) -> di
 
 
 def report(groups: Mapping[str, list[Element]], junit: Path, seconds: Mapping[str, float] | None = None) -> int:
-    """Writes the JUnit file, prints failures, one line for each group and the total; returns the exit status."""
+    """Prints failures, one line for each group and the total, writes the JUnit file, and returns the exit status."""
     cases = [case for group in groups.values() for case in group]
     suite = Element("testsuite", name="headway", tests=str(len(cases)))
     suite.extend(cases)
-    junit.parent.mkdir(parents=True, exist_ok=True)
-    ElementTree.ElementTree(suite).write(junit, encoding="utf-8")
     failed = [case for case in cases if outcome_of(case) == "failed"]
     if failed:
         print("\n== failed", *map(_describe_failure, failed), sep="\n")
@@ -80,6 +78,8 @@ def report(groups: Mapping[str, list[Element]], junit: Path, seconds: Mapping[st
         duration_s = (seconds or {}).get(name) or sum(float(case.get("time") or 0) for case in group)
         print(f"  {name:<24} {_counts(group)} in {duration_s:.0f} s")
     print(_counts(cases), flush=True)
+    junit.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suite).write(junit, encoding="utf-8")
     return 1 if failed or not cases else 0
 
 
