@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from headway.data.reader import Position
 from headway.embedding import HashTableCollection
+from headway.training.config import TrainingConfig, differences
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -53,6 +54,22 @@ class Manifest:
     fingerprint: str
     config: dict[str, Any]
     square_weight: float | None = None
+
+    def expect_same_training(self, path: Path, config: TrainingConfig, fingerprint: str) -> None:
+        """Checks that model, data and seed are those of the checkpoint at ``path``.
+
+        Raises:
+            TrainingCheckpointError: they differ; the message says how.
+        """
+        found = differences(self.config, config.as_dict(), sections=("data", "model"))
+        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ")
+        found = [each for each in found if not each.startswith(ignored)]
+        if self.config["run"]["seed"] != config.run.seed:
+            found.append(f"run.seed is {config.run.seed}, and was {self.config['run']['seed']}")
+        if self.fingerprint != fingerprint:
+            found.append(f"the files of {config.data.train} have changed")
+        if found:
+            raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
 
 
 class Checkpoints:

@@ -298,20 +298,17 @@ class TrainingConfig:
         for least, keys in limits.items():
             for key in keys:
                 section, name = key.split(".")
-                value = getattr(getattr(self, section), name)
-                if not least <= value < float("inf"):
-                    raise ConfigError(f"{key} must be a finite number from {least}, not {value}")
+                _expect_from(least, key, getattr(getattr(self, section), name))
 
     def _check_balance(self) -> None:
         data = self.data
         if data.balance == "none":
-            if data.global_batch is not None and data.global_batch < 1:
-                raise ConfigError(f"data.global_batch must be a finite number from 1, not {data.global_batch}")
+            if data.global_batch is not None:
+                _expect_from(1, "data.global_batch", data.global_batch)
             if data.budget or data.square_weight or data.budget_unit != "tokens":
                 raise ConfigError('data.budget, budget_unit and square_weight need data.balance = "budget"')
             return
-        if data.budget < 1:
-            raise ConfigError(f"data.budget must be a finite number from 1, not {data.budget}")
+        _expect_from(1, "data.budget", data.budget)
         if data.global_batch is not None:
             raise ConfigError('data.global_batch contradicts data.balance = "budget": use data.budget')
         if data.order != "shuffled":
@@ -334,6 +331,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: 
             if one.get(name) != other.get(name):
                 found.append(f"{section}.{name} is {other.get(name)!r}, and was {one.get(name)!r}")
     return found
+
+
+def _expect_from(least: int, key: str, value: float) -> None:
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{key} must be a finite number from {least}, not {value}")
 
 
 def _apply(values: dict[str, Any], change: str) -> None:

@@ -41,12 +41,12 @@ from torch.nn.parallel import DistributedDataParallel
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position, StepBatch
-from headway.data.sample_batch import SampleBatch, collate
+from headway.data.sample_batch import collate
 from headway.embedding import HashTableCollection
-from headway.evaluation import LabelQuality, TargetScores
+from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
-from headway.training.checkpoints import Checkpoints, Manifest, TrainingCheckpointError
-from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig, differences
+from headway.training.checkpoints import Checkpoints, Manifest
+from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig
 from headway.training.gradients import loss_of, sum_gradients
 from headway.training.loss_scaling import LossScaler
 from headway.training.pipeline import Pipeline, PreparedStep
@@ -61,6 +61,8 @@ from headway.training.progress import (
 )
 from headway.training.report import write_report
 from headway.training.sample_cost import fit_square_weight
+from headway.training.scoring import score_targets
+from headway.training.trained_state import TrainedState
 
 
 class LossError(RuntimeError):
@@ -106,11 +108,11 @@ class Trainer:
         self.num_ranks = 1 if self.group is None else self.group.size()
         self.device = _device(config.run.device)
         self._dtype = config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
-        self._scaler = LossScaler(enabled=self._dtype == "float16")
         self._say, self._observe = say, observe
         self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
-        if config.data.evaluation:  # An error in it should not come after the training.
-            ParquetFolder(Path(config.data.evaluation), config.data.schema())
+        self._evaluation = (  # Opened now: an error in it should not come after the training.
+            ParquetFolder(Path(config.data.evaluation), config.data.schema()) if config.data.evaluation else None
+        )
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model or GRM(
             config.model.grm(),
@@ -135,12 +137,15 @@ class Trainer:
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
         )
+        self._scaler = LossScaler(enabled=self._dtype == "float16")
+        self._trained = TrainedState(self.model, self.tables, self.optimizer, self._scaler)
         self._parallel: Any = self.model
         if self.num_ranks > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
             self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
             self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
         self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
+        self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
         self.step = 0
         self._next = Position()
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
@@ -192,35 +197,23 @@ class Trainer:
         )
 
     def evaluate(self) -> dict[str, LabelQuality]:
-        """Scores the evaluation data without inserting rows; returns the quality of each label, over all ranks."""
-        folder = ParquetFolder(Path(self.config.data.evaluation), self.config.data.schema())
-        scores = TargetScores(self.config.data.labels)
-        group = self.config.data.group
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), self._autocast():
-                for step in self._reader(folder, order="time", micro_batches=1):
-                    batch = step.batches[0].to(self.device)
-                    found = self.model.predict(batch)
-                    self._expect_predictions(found, batch)
-                    users = batch.context[group].repeat_interleave(batch.target_lengths) if group else None
-                    scores.add(found, batch.labels, users)
-        finally:
-            self.model.train(was_training)
-        return scores.quality(self.group)
+        """Scores the evaluation data without inserting rows; returns the quality of each label, over all ranks.
 
-    def _expect_predictions(self, found: Mapping[str, torch.Tensor], batch: SampleBatch) -> None:
-        for name in self.config.data.labels:
-            if name not in found:
-                raise ValueError(f"predict() returned nothing for the label {name}, only {', '.join(found)}")
-            if found[name].shape != (batch.num_targets,):
-                raise ValueError(
-                    f"predict() returned {tuple(found[name].shape)} for {name}, and the batch has {batch.num_targets} "
-                    "targets"
-                )
-            if bool((found[name] > 0).any()):
-                raise ValueError(f"predict() returned a value above 0 for {name}: it returns log-probabilities")
+        Raises:
+            ValueError: the training has no evaluation data, or predictions are wrong.
+        """
+        if self._evaluation is None:
+            raise ValueError("there is no evaluation data: set data.evaluation")
+        steps = self._reader(self._evaluation, order="time", micro_batches=1)
+        scores = score_targets(
+            self.model,
+            (step.batches[0] for step in steps),
+            labels=self.config.data.labels,
+            user=self.config.data.group,
+            device=self.device,
+            autocast=self._autocast(),
+        )
+        return scores.quality(self.group)
 
     # Steps
 
@@ -276,9 +269,7 @@ class Trainer:
         with self._autocast():
             of_heads = self._parallel(nothing, seed=self.config.run.seed, step=self.step)
         loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.zero_grad(set_to_none=True)
-        for collection in self.tables:
-            collection.optimizer.zero_grad()
+        self._trained.drop_gradients()
 
     def _count(self, step: StepBatch) -> list[int]:
         """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
@@ -286,12 +277,13 @@ class Trainer:
         num_context = len(self.config.data.context)
         tokens = sum(batch.num_events + num_context * batch.num_samples for batch in step.batches)
         samples = sum(batch.num_samples for batch in step.batches)
-        of_heads = [sum(of_batch[name] for of_batch in terms) for name in terms[0]]
+        self._heads = list(terms[0])
+        of_heads = [sum(of_batch[name] for of_batch in terms) for name in self._heads]
         return [*of_heads, tokens, samples, int(self._got_signal)]
 
     def _step(self, prepared: PreparedStep, window: Window, prepare_next: Callable[[], None]) -> None:
         step = prepared.host
-        heads = list(self.model.count_terms(step.batches[0]))
+        heads = self._heads
         *of_heads_total, tokens, _, _ = prepared.totals
         counts = dict(zip(heads, of_heads_total, strict=True))
         self._set_rates()
@@ -321,15 +313,7 @@ class Trainer:
             window.reduction_s += time.monotonic() - began
         losses = dict(zip(heads, sums.tolist(), strict=True))
         self._expect_finite(losses, step)
-        parameters = list(self.model.parameters())
-        if self._scaler.prepare_update(parameters, self.tables, clip_norm=self.config.optimizer.clip_norm):
-            self.optimizer.step()
-            for collection in self.tables:
-                collection.optimizer.step()
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
-            for collection in self.tables:
-                collection.optimizer.zero_grad()
+        self._trained.update(clip_norm=self.config.optimizer.clip_norm)
         self.step += 1
         self._next = step.next
         window.add(losses, counts, tokens=tokens)
@@ -349,8 +333,7 @@ class Trainer:
         wrong = [name for name, total in sums.items() if not math.isfinite(total)]
         if not wrong:
             return
-        for collection in self.tables:
-            collection.optimizer.zero_grad()
+        self._trained.drop_gradients()
         samples = [each for batch in step.batches for each in batch.sample_ids.tolist()]
         place = ""
         if self.out is not None:
@@ -424,9 +407,6 @@ class Trainer:
         """
         if self._checkpoints is None:
             raise ValueError("a trainer without a folder saves no checkpoints")
-        prefixes = self._table_prefixes()
-        model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
-        dense = {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": self._scaler.state_dict()}
         manifest = Manifest(
             step=self.step,
             next=self._whole_position(),
@@ -435,7 +415,7 @@ class Trainer:
             config=self.config.as_dict(),
             square_weight=self._square_weight,
         )
-        return self._checkpoints.save(manifest, dense, self.tables)
+        return self._checkpoints.save(manifest, self._trained.dense(), self.tables)
 
     def _whole_position(self) -> Position:
         """Returns where a resumed training starts. With a budget each rank knows the rows of its own streams."""
@@ -462,42 +442,12 @@ class Trainer:
         if path is None:
             return False
         manifest = Checkpoints.manifest(path)
-        found = differences(manifest.config, self.config.as_dict(), sections=("data", "model"))
-        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ")
-        found = [each for each in found if not each.startswith(ignored)]
-        if manifest.config["run"]["seed"] != self.config.run.seed:
-            found.append(f"run.seed is {self.config.run.seed}, and was {manifest.config['run']['seed']}")
-        if manifest.fingerprint != self.folder.fingerprint:
-            found.append(f"the files of {self.folder.folder} have changed")
-        if found:
-            raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
-        dense = Checkpoints.load_dense(path)
-        prefixes = self._table_prefixes()
-        try:
-            missing, unexpected = self.model.load_state_dict(dense["model"], strict=False)
-        except RuntimeError as error:  # A shape differs.
-            raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
-        wrong = [name for name in (*missing, *unexpected) if not name.startswith(prefixes)]
-        if wrong:
-            lacks = [name for name in missing if name in wrong]
-            raise TrainingCheckpointError(
-                f"{path} does not fit the model: it lacks {lacks or 'nothing'}, and has in addition "
-                f"{[name for name in unexpected if name in wrong] or 'nothing'}"
-            )
-        self.optimizer.load_state_dict(dense["optimizer"])
-        self._scaler.load_state_dict(dense.get("scaler", {}))
-        for group in self.optimizer.param_groups:  # The present settings count, as for the learning rate.
-            group["betas"], group["weight_decay"] = self.config.optimizer.betas, self.config.optimizer.weight_decay
-        for index, collection in enumerate(self.tables):
-            collection.load(path / f"tables_{index}")
+        manifest.expect_same_training(path, self.config, self.folder.fingerprint)
+        self._trained.load(path)
         self.step, self._next = manifest.step, manifest.next
         if self._square_weight is None:
             self._square_weight = manifest.square_weight
         return True
-
-    def _table_prefixes(self) -> tuple[str, ...]:
-        """Returns how names of the tables begin in the state of the model. Tables are saved apart."""
-        return tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
 
     @contextlib.contextmanager
     def _stopping_on_sigterm(self) -> Iterator[None]:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that an update changes, and how checkpoints hold it.
+
+Tables are saved apart from the rest: each rank has rows of its own, and the rest is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.embedding import HashTableCollection
+from headway.training.checkpoints import Checkpoints, TrainingCheckpointError
+from headway.training.loss_scaling import LossScaler
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """A model with what trains it.
+
+    Attributes:
+        model: all layers, tables included.
+        tables: the tables of the model, which have optimizers of their own.
+        optimizer: of the dense parameters.
+        scaler: of losses and gradients.
+    """
+
+    model: torch.nn.Module
+    tables: list[HashTableCollection]
+    optimizer: torch.optim.Optimizer
+    scaler: LossScaler
+
+    def drop_gradients(self) -> None:
+        """Forgets the gradients since the last update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for collection in self.tables:
+            collection.optimizer.zero_grad()
+
+    def update(self, *, clip_norm: float) -> None:
+        """Updates weights and rows by their gradients, at most of norm ``clip_norm``; 0: any norm.
+
+        Float16 gradients that overflowed are dropped instead. All ranks call it.
+        """
+        if not self.scaler.prepare_update(list(self.model.parameters()), self.tables, clip_norm=clip_norm):
+            self.drop_gradients()
+            return
+        self.optimizer.step()
+        for collection in self.tables:
+            collection.optimizer.step()
+
+    def dense(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds beside the tables."""
+        prefixes = self._table_prefixes()
+        model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
+        return {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load(self, path: Path) -> None:
+        """Takes over a checkpoint. Settings of the optimizer stay those of this training. All ranks call it.
+
+        Raises:
+            TrainingCheckpointError: it cannot be read, or is of another model.
+        """
+        dense = Checkpoints.load_dense(path)
+        self._load_model(path, dense["model"])
+        settings = [{name: group[name] for name in ("betas", "weight_decay")} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(dense["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
+        self.scaler.load_state_dict(dense.get("scaler", {}))
+        for index, collection in enumerate(self.tables):
+            collection.load(path / f"tables_{index}")
+
+    def _load_model(self, path: Path, weights: dict[str, torch.Tensor]) -> None:
+        prefixes = self._table_prefixes()
+        try:
+            missing, unexpected = self.model.load_state_dict(weights, strict=False)
+        except RuntimeError as error:  # A shape differs.
+            raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
+        missing = [name for name in missing if not name.startswith(prefixes)]
+        if missing or unexpected:
+            raise TrainingCheckpointError(
+                f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has in addition "
+                f"{unexpected or 'nothing'}"
+            )
+
+    def _table_prefixes(self) -> tuple[str, ...]:
+        """Returns how names of the tables begin in the state of the model."""
+        return tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
