@@ -33,7 +33,6 @@ void AllToAllOperation::begin(AllToAllArgs const& args, std::uint64_t seq, std::
   open_rts.clear();
   lacks_only_rts_at = Clock::time_point();
   is_blocking = blocking;
-  timed_out_waits = {};
   last_arrival = -1;
   trace = {};
 }

@@ -40,7 +40,6 @@ class AllToAllOperation final : public OperationState {
   Clock::time_point lacks_only_rts_at;  ///< When it was first seen to wait for its RTS only; the epoch: not yet.
   bool is_blocking = false;             ///< A thread waits for it from its start to its end (all_to_all_v_and_wait()).
   bool has_large_blocks = false;        ///< At least one block to receive is large enough to come as an RTS.
-  Clock::duration timed_out_waits{};    ///< Time of waits for it that reached their limit before it was done.
   int last_arrival = -1;                ///< Source of the block that arrived last; -1: none yet.
   BusyTimes busy;                       ///< Busy times of this rank before it; with adapt_lag.
   TraceTimes trace;                     ///< Only while its channel is traced.

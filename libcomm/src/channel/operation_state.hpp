@@ -34,6 +34,7 @@ class OperationState : public Operation {
     timeout_ = timeout;
     deadline_ = Deadline();
     callbacks_.clear();
+    timed_out_waits = {};
   }
 
   /// Ends the operation with `status`. The release store pairs with the acquire load in done().
@@ -58,6 +59,9 @@ class OperationState : public Operation {
   /// Index among the group's pending point-to-point operations; kNotPending: still being started, or done.
   std::size_t pending_index = kNotPending;
   static constexpr std::size_t kNotPending = std::numeric_limits<std::size_t>::max();
+
+  /// Time of waits for it that reached their limit before it was done. The wait that sees its end records them, too.
+  Clock::duration timed_out_waits{};
 
   /// Flight record of an operation made of point-to-point messages, while the flight recorder is on.
   P2PFlight flight;

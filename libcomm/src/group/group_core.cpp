@@ -37,12 +37,6 @@ namespace headway::comm {
 
 namespace {
 
-/// Did an earlier wait for the operation reach its limit?
-bool has_kept_wait(OperationState const& operation) {
-  return operation.verb() == Verb::kAllToAll &&
-         static_cast<AllToAllOperation const&>(operation).timed_out_waits > Clock::duration::zero();
-}
-
 constexpr std::string_view kLeave = "\x01leave";  ///< OOB message: this rank leaves.
 /// OOB message from a rank in deliver(): it takes no more messages of the peer. Without it, two leaving ranks that have
 /// not received each other's last message would wait for each other.
@@ -207,7 +201,7 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
         auto const now = Clock::now();
         check_deadlines(now);
         if (!operation.done() && now >= deadline) {
-          keep_wait(operation, now - backoff.slow_since());
+          operation.timed_out_waits += now - backoff.slow_since();
           return {StatusCode::kTimeout, "rank " + std::to_string(rank_) + " still waits: " + describe_missing()};
         }
         auto const next_look = revoke_rts(now);
@@ -220,7 +214,7 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
         break;
     }
   }
-  if (backoff.took_time() || has_kept_wait(operation)) record_wait(operation, backoff.slow_since());
+  if (backoff.took_time() || operation.timed_out_waits > Clock::duration::zero()) record_wait(operation, backoff.slow_since());
   return operation.status();
 }
 
@@ -242,12 +236,6 @@ void GroupCore::sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline unti
   } const background_wait(num_background_waits_);
   background_.update();  // From here on the progress thread acts on each arrival.
   if (!operation.done()) waiters_.follow(lock.mutex_lock(), until, operation);
-}
-
-void GroupCore::keep_wait(OperationState& operation, Clock::duration duration) {
-  if (operation.verb() == Verb::kAllToAll) {
-    static_cast<AllToAllOperation&>(operation).timed_out_waits += duration;
-  }
 }
 
 void GroupCore::record_wait(OperationState& operation, Clock::time_point from) {

@@ -156,8 +156,6 @@ class GroupCore final : private ArrivalSink {
   void sleep(ProgressLock& lock, Waiters::Waiter& waiter, Deadline until, OperationState const& operation);
   /// Adds a slow wait to the statistics and the flight record. `from`: the epoch if the wait was fast.
   void record_wait(OperationState& operation, Clock::time_point from);
-  /// Keeps the time of a wait that reached its limit. The wait that sees the end of the operation records it, too.
-  static void keep_wait(OperationState& operation, Clock::duration duration);
   /// Earliest deadline of all pending operations. Deadline::max() if the last look was too recent.
   [[nodiscard]] Deadline earliest_deadline(Clock::time_point now);
   /// Does any pending operation need `peer`?

@@ -25,7 +25,7 @@
 namespace headway::embedding {
 namespace {
 
-/// Where a lookup removes duplicates (nowhere, before keys are sent, at their owner, both), and the optimizer.
+/// Stages at which a lookup removes duplicates (none, before keys are sent, at their owner, both), and the optimizer.
 using DeviceMode = std::tuple<Dedup, kernels::OptimizerKind>;
 
 class CudaShardedTableTest : public testing::TestWithParam<DeviceMode> {
