@@ -2,38 +2,98 @@
 """Training steps of generative recommenders: tokens per second and MFU, with input, lookups and updates.
 
 Samples are generated into a Parquet folder and trained on by ``headway.training.Trainer``, so reading, lookups of
-tables, both passes, the sum of gradients and all updates are in a step. Lengths are lognormal with a mean of 600, at
-most 3,000. Ids have a Zipf popularity, and every batch brings new ones. MFU is the part of ``--peak`` that matrix
-products and causal attention reach. The backward pass counts twice the products and 2.5 times the attention of the
-forward pass (``GRM.flops()``). The presets are the two model sizes of the MTGRBoost paper.
+tables, both passes, the sum of gradients and all updates are in a step. Ids have a Zipf popularity, and every batch
+brings new ones. MFU is the part of ``--peak`` that matrix products and causal attention reach. The backward pass counts
+twice the products and 2.5 times the attention of the forward pass (``GRM.flops()``).
+
+Shapes: ``grm_4g`` and ``grm_110g`` are the model sizes of the MTGRBoost paper; lengths are lognormal with a mean of
+600, at most 3,000. ``recsys_examples`` is that of NVIDIA's published figure: 8 layers, 1024 columns, 4 heads of 256, 32
+samples whose lengths follow a Zipf law of exponent 1.2, up to 4,096. ``dlrm_v4`` is that of MLPerf Training 6.1: 3
+layers, 512 columns, 4 heads of 128, up to 4,096 events.
+
+With ``--generative-recommenders DIR`` TorchRec trains the same shapes on the same samples in the same run, with the
+Triton kernels of that checkout (harness/torchrec_grm.py). It gets its batches from memory, joined before.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from itertools import pairwise
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from headway.data import BatchReader, ParquetFolder
 from headway.training import Progress, Trainer, TrainingConfig
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.torchrec_grm import (
+    PeerBatch,
+    TorchRecPeer,
+    import_attention,
+    one_rank,
+    reference_attention,
+)
 from dlrm_examples.support.data.zipf import draw_zipf
-from dlrm_examples.support.text_table import format_bytes, format_table, format_time
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "training of generative recommenders from Parquet files: tokens per second and MFU"
 
-_PRESETS = ("grm_4g", "grm_110g")
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of samples, targets included.
+
+    Attributes:
+        longest: largest length.
+        mean: of the lognormal law.
+        zipf: exponent of a Zipf law instead, if not 0.
+    """
+
+    longest: int = 3000
+    mean: float = 600
+    zipf: float = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, and the samples of its steps.
+
+    Attributes:
+        model: settings of the section ``model``.
+        batch: samples of a step.
+        lengths: of samples.
+    """
+
+    model: Mapping[str, Any]
+    batch: int = 128
+    lengths: Lengths = field(default_factory=Lengths)
+
+
+SHAPES = {
+    "grm_4g": Shape({"preset": "grm_4g"}),
+    "grm_110g": Shape({"preset": "grm_110g"}),
+    "recsys_examples": Shape(
+        {"preset": "grm_110g", "num_layers": 8, "max_length": 4096}, batch=32, lengths=Lengths(4096, zipf=1.2)
+    ),
+    "dlrm_v4": Shape(
+        {"preset": "grm_4g", "num_heads": 4, "head_dim": 128, "max_length": 4096}, lengths=Lengths(4096, mean=1800)
+    ),
+}
 _TARGETS = 8  #: Candidate items of a sample, each with the labels ``click`` and ``buy``.
 _TARGET_TIME = 1 << 40  #: Time of the first target: later than all events.
 _EVENTS = ("item", "shop")  #: Id columns of an event and of a target.
@@ -42,53 +102,93 @@ _EVENTS = ("item", "shop")  #: Id columns of an event and of a target.
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = make_parser("grm_training", DESCRIPTION, ranks=(1,), rounds=8)
-    parser.add_argument("--presets", choices=_PRESETS, nargs="+", default=list(_PRESETS), help="(default: all)")
+    parser.add_argument(
+        "--shapes", choices=SHAPES, nargs="+", default=["grm_4g", "grm_110g"], help="(default: both GRM)"
+    )
     for name, default, text in (
-        ("--batch", 128, "samples of a step"),
         ("--micro-batches", 1, "parts of a step"),
         ("--steps", 5, "steps of a round"),
         ("--factor", 1, "of the dimension of embeddings"),
         ("--ids", 50_000_000, "that may come"),
+        ("--slots", 1 << 22, "rows of a table of TorchRec"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--mean", type=float, default=600, help="mean length (default: %(default)s)")
-    parser.add_argument("--longest", type=whole_number(1), default=3000, help="longest one (default: %(default)s)")
+    parser.add_argument("--batch", type=whole_number(1), help="samples of a step (default: by shape)")
+    parser.add_argument("--mean", type=float, help="mean length of a lognormal law (default: by shape)")
+    parser.add_argument("--longest", type=whole_number(1), help="longest sample (default: by shape)")
     parser.add_argument(
         "--peak", type=float, default=989.4, help="of the device in TFLOP/s (default: %(default)s, H100)"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
+    parser.add_argument("--torchrec", action="store_true", help="compare with TorchRec")
+    parser.add_argument(
+        "--generative-recommenders", type=Path, metavar="DIR", help="checkout with the kernels of TorchRec's model"
+    )
+    parser.add_argument("--sort-by-length", action="store_true", help="of those kernels: start with long sequences")
+    parser.add_argument("--no-tma", action="store_true", help="of those kernels: without tensor descriptors")
     return measure_and_report(
         "grm_training", parser, parser.parse_args(argv), measure=measure, format_points=format_points
     )
 
 
 def measure(options: argparse.Namespace) -> list[Point]:
-    """Measures a point for each preset.
+    """Measures a point for each shape and system.
 
     Raises:
-        BenchmarkError: the device is missing.
+        BenchmarkError: the device or a system is missing.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        num_steps = options.steps * (options.rounds + 2)  # The first two rounds warm up.
-        write_samples(folder, num_samples=options.batch * num_steps, options=options)
-        return [_measure_preset(options, folder, preset, num_steps) for preset in options.presets]
+    return [point for name in options.shapes for point in _measure_shape(options, name)]
 
 
-def write_samples(folder: Path, *, num_samples: int, options: argparse.Namespace) -> None:
-    """Writes samples with event sequences of lognormal lengths and _TARGETS targets, without contextual features."""
+def _measure_shape(options: argparse.Namespace, name: str) -> list[Point]:
+    shape = _shape_of(options, name)
+    num_steps = options.steps * (options.rounds + 2)  # The first two rounds warm up.
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        write_samples(folder, num_samples=shape.batch * num_steps, lengths=shape.lengths, ids=options.ids)
+        config = _config_of(options, folder, shape, num_steps)
+        systems = {"headway": lambda: _train(options, config)}
+        if options.torchrec:
+            systems["torchrec"] = lambda: _train_peer(options, config)
+        params = {
+            "shape": name, "batch": shape.batch, "micro_batches": options.micro_batches, "factor": options.factor,
+            "mean": shape.lengths.mean, "longest": shape.lengths.longest, "zipf": shape.lengths.zipf,
+        }  # fmt: skip
+        points: list[Point] = []
+        for system, train in systems.items():
+            gc.collect()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            points.append(_make_point(options, params, system, train()))
+    if len(points) == 2:
+        ours, theirs = points
+        points[0] = replace(ours, ratio=(ours.rate or 0) / (theirs.rate or 1))
+    return points
+
+
+def _shape_of(options: argparse.Namespace, name: str) -> Shape:
+    shape = SHAPES[name]
+    lengths = shape.lengths
+    if options.mean is not None:
+        lengths = replace(lengths, mean=options.mean, zipf=0)
+    if options.longest is not None:
+        lengths = replace(lengths, longest=options.longest)
+    return replace(shape, batch=options.batch or shape.batch, lengths=lengths)
+
+
+def write_samples(folder: Path, *, num_samples: int, lengths: Lengths, ids: int) -> None:
+    """Writes samples with event sequences of drawn lengths and _TARGETS targets, without contextual features."""
     draw = np.random.default_rng(1)
-    sigma = 0.8
-    lengths = np.exp(draw.normal(np.log(options.mean) - sigma**2 / 2, sigma, num_samples)).astype(np.int64)
-    lengths = lengths.clip(2, options.longest - _TARGETS)
-    for part, of_file in enumerate(np.array_split(lengths, max(1, num_samples // 512))):
+    of_samples = _draw_lengths(draw, lengths, num_samples)
+    for part, of_file in enumerate(np.array_split(of_samples, max(1, num_samples // 512))):
         columns: dict[str, pa.Array] = {}
         for prefix, sizes in (("", of_file), ("target_", np.full(len(of_file), _TARGETS))):
             offsets = pa.array(np.concatenate(([0], sizes.cumsum())).astype(np.int32))
             total = int(sizes.sum())
-            values = {name: draw_zipf(draw, num_values=options.ids, exponent=1.05, size=total) for name in _EVENTS}
+            values = {name: draw_zipf(draw, num_values=ids, exponent=1.05, size=total) for name in _EVENTS}
             values["time"] = np.arange(total) + (_TARGET_TIME if prefix else 0)
             if prefix:
                 values |= {name: draw.integers(0, 2, total) for name in ("click", "buy")}
@@ -100,62 +200,152 @@ def write_samples(folder: Path, *, num_samples: int, options: argparse.Namespace
         pq.write_table(pa.table(columns), folder / f"part-{part:04}.parquet", row_group_size=64)
 
 
-def _measure_preset(options: argparse.Namespace, folder: Path, preset: str, num_steps: int) -> Point:
-    config = TrainingConfig.of(
+def _draw_lengths(draw: np.random.Generator, lengths: Lengths, num_samples: int) -> npt.NDArray[np.int64]:
+    """Draws lengths of histories, (num_samples,)."""
+    if lengths.zipf:
+        drawn = draw_zipf(draw, num_values=lengths.longest, exponent=lengths.zipf, size=num_samples) + 1
+    else:
+        sigma = 0.8
+        drawn = np.exp(draw.normal(np.log(lengths.mean) - sigma**2 / 2, sigma, num_samples)).astype(np.int64)
+    return drawn.clip(2, lengths.longest - _TARGETS)
+
+
+def _config_of(options: argparse.Namespace, folder: Path, shape: Shape, num_steps: int) -> TrainingConfig:
+    return TrainingConfig.of(
         {
             "data": {
                 "train": str(folder),
                 "events": _EVENTS,
                 "actions": ["action"],
                 "labels": ["click", "buy"],
-                "global_batch": options.batch,
+                "global_batch": shape.batch,
                 "micro_batches": options.micro_batches,
                 "num_streams": 16,
                 "read_ahead": 4,
             },
             # ``given``: the probability of ``buy`` is that of ``click`` times that of ``buy`` given ``click``.
-            "model": {"preset": preset, "dimension_factor": options.factor, "given": {"buy": "click"}},
+            "model": {"dimension_factor": options.factor, "given": {"buy": "click"}} | dict(shape.model),
             "run": {"device": options.device, "log_every": options.steps, "max_steps": num_steps},
         }
     )
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Measured rounds of a system.
+
+    Attributes:
+        seconds: of a step, by round.
+        tokens_per_s: by round.
+        extra: further fields of the point.
+    """
+
+    seconds: Sequence[float]
+    tokens_per_s: Sequence[float]
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+def _train(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
     rounds: list[Progress] = []
-    torch.cuda.empty_cache()
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     Trainer(config, say=lambda line: print(line, file=sys.stderr, flush=True), observe=rounds.append).run()
-    seconds = [later.seconds - earlier.seconds for earlier, later in pairwise(rounds[1:])]
-    tokens_per_s = statistics.median(each.tokens_per_s for each in rounds[2:])
     flops = statistics.median(each.flops_per_s or 0 for each in rounds[2:])
-    quantiles = np.quantile(seconds, (0.05, 0.5, 0.95)) / options.steps
-    return Point(
-        name="grm_training",
-        params={
-            "preset": preset, "batch": options.batch, "micro_batches": options.micro_batches, "factor": options.factor,
-            "mean": options.mean, "longest": options.longest,
-        },
-        system="headway", median_s=float(quantiles[1]), p5_s=float(quantiles[0]), p95_s=float(quantiles[2]),
-        samples=len(seconds), rate=tokens_per_s, unit="tokens/s",
-        extra={
-            "tflops": flops / 1e12, "mfu": flops / (options.peak * 1e12),
+    return _Rounds(
+        [(later.seconds - earlier.seconds) / options.steps for earlier, later in pairwise(rounds[1:])],
+        [each.tokens_per_s for each in rounds[2:]],
+        {
+            "tflops": flops / 1e12,
+            "mfu": flops / (options.peak * 1e12),
             "input_wait": statistics.median(each.input_wait for each in rounds[2:]),
-            "peak_bytes": torch.cuda.max_memory_allocated() if options.device == "cuda" else 0,
-            "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+        },
+    )
+
+
+def _train_peer(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
+    """Trains TorchRec's model on the samples of the same steps."""
+    schema, model = config.data.schema(), config.model.grm()
+    reader = BatchReader(
+        ParquetFolder(Path(config.data.train), schema),
+        global_batch=config.data.global_batch or 1,
+        num_streams=config.data.num_streams,
+    )
+    batches = [PeerBatch.of(step.batches[0]) for step in reader]
+    attention = reference_attention
+    if options.device == "cuda":
+        if options.generative_recommenders is None:
+            raise BenchmarkError("--torchrec on a GPU needs --generative-recommenders DIR")
+        attention = import_attention(
+            options.generative_recommenders,
+            has_tma=not options.no_tma,
+            is_sorted=options.sort_by_length,
+            longest=model.max_length,
+        )
+    seconds, rates = [], []
+    with one_rank(options.device) as group:
+        peer = TorchRecPeer(
+            model,
+            slots={"item": options.slots, "shop": options.slots, "action": 64},
+            num_labels=len(config.data.labels),
+            attention=attention,
+            has_dedup=False,  # On one GPU it only costs time.
+            group=group,
+            device=torch.device(options.device),
+        )
+        steps = peer.steps(iter(batches))
+        for number, of_round in enumerate(_chunks(batches, options.steps)):
+            begin = time.perf_counter()
+            for _ in islice(steps, len(of_round)):
+                pass
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            elapsed = time.perf_counter() - begin
+            print(f"torchrec, round {number}: {elapsed / len(of_round):.4f} s a step", file=sys.stderr, flush=True)
+            if number >= 2:
+                seconds.append(elapsed / len(of_round))
+                rates.append(sum(each.num_tokens for each in of_round) / elapsed)
+        steps.close()
+        del peer, steps
+    return _Rounds(seconds, rates)
+
+
+def _chunks(batches: Sequence[PeerBatch], size: int) -> Iterator[Sequence[PeerBatch]]:
+    for begin in range(0, len(batches), size):
+        yield batches[begin : begin + size]
+
+
+def _make_point(options: argparse.Namespace, params: dict[str, Any], system: str, rounds: _Rounds) -> Point:
+    quantiles = np.quantile(rounds.seconds, (0.05, 0.5, 0.95))
+    is_cuda = options.device == "cuda"
+    return Point(
+        name="grm_training", params=params, system=system,
+        median_s=float(quantiles[1]), p5_s=float(quantiles[0]), p95_s=float(quantiles[2]), samples=len(rounds.seconds),
+        rate=statistics.median(rounds.tokens_per_s), unit="tokens/s",
+        extra={
+            **rounds.extra,
+            "peak_bytes": torch.cuda.max_memory_allocated() if is_cuda else 0,
+            "device": torch.cuda.get_device_name() if is_cuda else "cpu",
         },
     )  # fmt: skip
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each preset."""
+    """Formats the table: one row for each shape and system."""
     rows = [
         (
-            "{preset}, {batch} samples in {micro_batches} parts".format(**point.params),
+            "{shape}, {batch} samples".format(**point.params),
+            point.system,
             format_time(point.median_s),
             f"{(point.rate or 0) / 1e3:,.0f}",
-            f"{point.extra['tflops']:.1f}",
-            f"{100 * point.extra['mfu']:.1f}%",
-            f"{100 * point.extra['input_wait']:.1f}%",
+            format_ratio(point.ratio, None, None),
+            *_efficiency(point),
             format_bytes(point.extra["peak_bytes"]),
         )
         for point in points
-    ]
-    return format_table(("model", "a step", "thousand tokens/s", "TFLOP/s", "MFU", "input wait", "peak memory"), rows)
+    ]  # fmt: skip
+    columns = ("model", "system", "a step", "thousand tokens/s", "ratio", "TFLOP/s", "MFU", "input wait", "peak memory")
+    return format_table(columns, rows)
+
+
+def _efficiency(point: Point) -> tuple[str, str, str]:
+    if "mfu" not in point.extra:
+        return "", "", ""
+    return f"{point.extra['tflops']:.1f}", f"{point.extra['mfu']:.1%}", f"{point.extra['input_wait']:.1%}"

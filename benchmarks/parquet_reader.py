@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from headway.data import BatchReader, ParquetFolder, SampleSchema
 
-from benchmarks.grm_training import write_samples
+from benchmarks.grm_training import Lengths, write_samples
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.points import Point
@@ -52,7 +52,8 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """Measures a point for the reader and one for pyarrow."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_samples(folder, num_samples=options.samples, options=options)
+        lengths = Lengths(options.longest, mean=options.mean)
+        write_samples(folder, num_samples=options.samples, lengths=lengths, ids=options.ids)
         num_bytes = _decode(folder)
         systems: dict[str, Callable[[], int]] = {
             "headway": lambda: _read(folder, options),
