@@ -47,7 +47,7 @@ class PeerBatch:
         history: (H,) int64, index of each history event in all events.
         targets: (N,) int64, index of each target in all events.
         labels: (N, K) float32.
-        max_length: most events of a sample.
+        max_length: most events of a sample, up to a multiple of 16: Triton compiles for such a number alone.
     """
 
     features: Any
@@ -73,7 +73,7 @@ class PeerBatch:
             KeyedJaggedTensor(keys=list(features), values=torch.cat(list(features.values())),
                               lengths=torch.cat(of_feature)),
             offsets, batch.target_lengths, is_history.nonzero()[:, 0], (~is_history).nonzero()[:, 0],
-            torch.stack(list(batch.labels.values()), dim=1), batch.max_tokens,
+            torch.stack(list(batch.labels.values()), dim=1), -(-batch.max_tokens // 16) * 16,
         )  # fmt: skip
         return made._map(lambda value: value.pin_memory()) if torch.cuda.is_available() else made
 
