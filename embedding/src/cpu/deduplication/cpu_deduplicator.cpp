@@ -20,6 +20,7 @@
 #include "cpu/deduplication/cpu_deduplicator.hpp"
 
 #include "cpu/deduplication/segmented_sum.hpp"
+#include "cpu/sum_vectors.hpp"
 #include "expect_batch.hpp"
 #include "headway/base/status.hpp"
 #include "headway/kernels/vector_kernels.hpp"
@@ -187,6 +188,11 @@ void CpuDeduplicator::expand(UniqueKeys const& unique, Bags const& bags, std::sp
   constexpr std::size_t kValuesAtOnce = 16;  // Values added per call of the kernel.
   std::size_t const bag_bytes = (unique.inverse_indices.size() / (num_bags + 1) + 1) * dim * sizeof(float);
   thread_pool_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t last) {
+    std::array<float const*, kValuesAtOnce> members;
+    auto const locate = [&](std::size_t key, std::size_t count) -> SumTerms {
+      for (std::size_t i = 0; i < count; ++i) members[i] = value_of(key + i).data();
+      return {.vectors = members.data(), .weights = bags.weights.empty() ? nullptr : bags.weights.data() + key};
+    };
     for (std::size_t bag = first; bag < last; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
       if (bags.offsets.empty() && bags.weights.empty()) {
@@ -195,14 +201,7 @@ void CpuDeduplicator::expand(UniqueKeys const& unique, Bags const& bags, std::sp
       }
       auto const begin = bags.offsets.empty() ? bag : static_cast<std::size_t>(bags.offsets[bag]);
       auto const end = bags.offsets.empty() ? bag + 1 : static_cast<std::size_t>(bags.offsets[bag + 1]);
-      if (begin == end) std::ranges::fill(sum, 0);
-      for (std::size_t key = begin; key < end; key += kValuesAtOnce) {
-        std::array<float const*, kValuesAtOnce> members;
-        std::size_t const count = std::min(kValuesAtOnce, end - key);
-        for (std::size_t i = 0; i < count; ++i) members[i] = value_of(key + i).data();
-        auto const into = key == begin ? vector_kernels.sum : vector_kernels.add;
-        into(dim, count, members.data(), bags.weights.empty() ? nullptr : &bags.weights[key], sum.data());
-      }
+      sum_vectors<kValuesAtOnce>(vector_kernels, begin, end, locate, sum);
     }
   });
 }

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include "cpu/sum_vectors.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/table.hpp"
 #include "headway/kernels/vector_kernels.hpp"
@@ -49,17 +50,15 @@ class CpuSegmentedSum {
     std::array<float const*, kValuesAtOnce> values;
     std::array<float, kValuesAtOnce> weights;
     std::size_t const begin = csr_.csr_offsets[index], end = csr_.csr_offsets[index + 1];
-    if (begin == end) std::ranges::fill(sum, 0);
-    for (std::size_t first = begin; first < end; first += kValuesAtOnce) {
-      std::size_t const count = std::min(kValuesAtOnce, end - first);
+    auto const locate = [&](std::size_t first, std::size_t count) -> SumTerms {
       for (std::size_t i = 0; i < count; ++i) {
         std::size_t const key = csr_.csr_indices[first + i], bag = bag_of_.empty() ? key : bag_of_[key];
         values[i] = &values_[bag * dim_];
         if (!weights_.empty()) weights[i] = weights_[key];
       }
-      auto const into = first == begin ? kernels_.sum : kernels_.add;
-      into(dim_, count, values.data(), weights_.empty() ? nullptr : weights.data(), sum.data());
-    }
+      return {.vectors = values.data(), .weights = weights_.empty() ? nullptr : weights.data()};
+    };
+    sum_vectors<kValuesAtOnce>(kernels_, begin, end, locate, sum);
   }
 
  private:

@@ -9,6 +9,7 @@
 // Invariants: a key without a row reads as the initial embedding that an insertion would give it.
 // Complexity: O(keys), and O(keys * dim) for embeddings.
 
+#include "cpu/sum_vectors.hpp"
 #include "cpu/table/cpu_table.hpp"
 #include "expect_batch.hpp"
 #include "headway/base/status.hpp"
@@ -153,6 +154,10 @@ void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows,
   std::size_t const bag_bytes = (inverse_indices.size() / (num_bags + 1) + 1) * dim * sizeof(float);
   thread_pool_->in_ranges_of(num_bags, bag_bytes, [&](std::size_t first, std::size_t end) {
     BagReader reader(*this, keys, rows, inverse_indices);
+    auto const locate = [&](std::size_t at, std::size_t count) -> SumTerms {
+      return {.vectors = reader.locate(at, count),
+              .weights = bags.weights.empty() ? nullptr : bags.weights.data() + at};
+    };
     if (bags.offsets.empty() && bags.weights.empty()) return reader.copy_all(first, end, out);
     for (std::size_t bag = first; bag < end; ++bag) {
       auto const sum = out.subspan(bag * dim, dim);
@@ -162,13 +167,7 @@ void CpuTable::gather_bags(Keys const& keys, std::span<RowId const> rows,
         reader.copy(begin, sum);
         continue;
       }
-      if (begin == after) std::ranges::fill(sum, 0);
-      for (std::size_t at = begin; at < after; at += kRowsAtOnce) {
-        std::size_t const count = std::min(kRowsAtOnce, after - at);
-        float const* const weights = bags.weights.empty() ? nullptr : &bags.weights[at];
-        auto const into = at == begin ? vector_kernels_.sum : vector_kernels_.add;
-        into(dim, count, reader.locate(at, count), weights, sum.data());
-      }
+      sum_vectors<kRowsAtOnce>(vector_kernels_, begin, after, locate, sum);
     }
   });
 }
