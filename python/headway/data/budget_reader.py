@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from headway.data.parquet import ParquetFolder
-from headway.data.reader import Position, ReadAhead, ReadOptions, StepBatch
+from headway.data.reader import Position, ReadAhead, ReadOptions, StepBatch, StepRows
 from headway.data.sample_batch import Slice
 from headway.data.schema import TARGET
 
@@ -83,19 +83,19 @@ class BudgetReader(ReadAhead):
                     yield step
                     continue
                 while self._ended_epoch < step.position.epoch:  # This rank has read its samples of the epoch.
-                    yield self._step(step.position, step.position, [])
+                    yield self._join(self._rows_of(step.position, step.position, []))
 
-    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
+    def _steps(self, pool: Executor) -> Iterator[StepRows]:
         for epoch in range(self._start.epoch, self._epochs):
             position = self._start if epoch == self._start.epoch else Position(epoch, 0)
             for next_position, parts in self._parts(position, pool):
-                yield self._step(position, next_position, parts)
+                yield self._rows_of(position, next_position, parts)
                 position = next_position
-            yield StepBatch(position, position, batches=[])  # Marks the end of the epoch.
+            yield StepRows(position, position, parts=[])  # Marks the end of the epoch.
 
-    def _step(self, position: Position, after: Position, parts: list[list[Slice]]) -> StepBatch:
+    def _rows_of(self, position: Position, after: Position, parts: list[list[Slice]]) -> StepRows:
         missing: list[list[Slice]] = [[]] * (self._micro_batches - len(parts))
-        return StepBatch(position, after, self._collate([*parts, *missing]))
+        return StepRows(position, after, [*parts, *missing])
 
     def _parts(self, start: Position, pool: Executor) -> Iterator[tuple[Position, list[list[Slice]]]]:
         """Yields the rows of each micro-batch of a step, and the position after it."""

@@ -87,9 +87,10 @@ class ParquetFolder:
         if not paths:
             raise DataError(f"{folder} has no .parquet files")
         self.row_groups: list[RowGroup] = []
+        self._footers: dict[Path, Any] = {}  #: Kept, since a file is opened for each of its row groups.
         first_row, num_bytes, digest = 0, 0, hashlib.sha256()
         for path in paths:
-            footer = self._footer(path)
+            footer = self._footers[path] = self._footer(path)
             for index in range(footer.num_row_groups):
                 num_rows = footer.row_group(index).num_rows
                 num_bytes += footer.row_group(index).total_byte_size
@@ -131,7 +132,7 @@ class ParquetFolder:
         """
         row = 0
         try:
-            with pq.ParquetFile(group.path) as file:
+            with pq.ParquetFile(group.path, metadata=self._footers[group.path]) as file:
                 for batch in self._batches(file, group, num_rows):
                     first, last = max(begin, row), min(end, row + batch.num_rows)
                     if first < last:

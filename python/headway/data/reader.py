@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
@@ -67,6 +67,20 @@ class StepBatch:
     batches: list[SampleBatch]
 
 
+@dataclass(frozen=True)
+class StepRows:
+    """This rank's rows of a step.
+
+    Attributes:
+        position, next: as in ``StepBatch``.
+        parts: the rows of each micro-batch.
+    """
+
+    position: Position
+    next: Position
+    parts: list[list[Slice]]
+
+
 class ReadOptions(TypedDict, total=False):
     """Arguments that all readers have.
 
@@ -79,7 +93,7 @@ class ReadOptions(TypedDict, total=False):
         num_streams: virtual streams; at least ``num_ranks``. Another number is another order.
         read_ahead: steps in memory beside the one in use.
         chunk_rows: rows that a stream decodes at a time. It holds up to two such parts.
-        num_threads: threads that decode.
+        num_threads: threads that decode files and join rows to batches.
         pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
     """
 
@@ -129,7 +143,7 @@ class ReadAhead:
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Yields the steps from ``start`` on. Each iterator has a thread, which ends with it."""
-        steps: queue.Queue[StepBatch | Exception | None] = queue.Queue(self._read_ahead)
+        steps: queue.Queue[Future[StepBatch] | Exception | None] = queue.Queue(self._read_ahead)
         ended = threading.Event()
         thread = threading.Thread(target=self._fill, args=(steps, ended), name="batch_reader", daemon=True)
         thread.start()
@@ -137,13 +151,13 @@ class ReadAhead:
             while (step := steps.get()) is not None:
                 if isinstance(step, Exception):
                     raise step
-                yield step
+                yield step.result()
         finally:
             ended.set()
             thread.join()
 
-    def _fill(self, steps: queue.Queue[StepBatch | Exception | None], ended: threading.Event) -> None:
-        def put(step: StepBatch | Exception | None) -> bool:
+    def _fill(self, steps: queue.Queue[Future[StepBatch] | Exception | None], ended: threading.Event) -> None:
+        def put(step: Future[StepBatch] | Exception | None) -> bool:
             while not ended.is_set():
                 try:
                     steps.put(step, timeout=_POLL_S)
@@ -160,14 +174,17 @@ class ReadAhead:
         except Exception as error:  # Any error belongs to the caller of the iterator.
             put(error)
 
-    def _all_steps(self) -> Iterator[StepBatch]:
+    def _all_steps(self) -> Iterator[Future[StepBatch]]:
+        """Yields the steps in order; a thread of the pool joins the rows of each to batches."""
         pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decoder")
         try:
-            yield from self._steps(pool)
+            for rows in self._steps(pool):
+                yield pool.submit(self._join, rows)
+            pool.shutdown()  # Waits for the last steps.
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
+    def _steps(self, pool: Executor) -> Iterator[StepRows]:
         raise NotImplementedError
 
     def _make_streams(self, epoch: int) -> list[list[Piece]]:
@@ -181,9 +198,11 @@ class ReadAhead:
     def _open(self, streams: Mapping[int, list[Piece]], taken: Sequence[int], pool: Executor) -> dict[int, Cursor]:
         return open_streams(self.folder, streams, taken, pool, chunk_rows=self._chunk_rows)
 
-    def _collate(self, parts: Iterable[list[Slice]]) -> list[SampleBatch]:
-        batches = [collate(part, self.folder.schema) for part in parts]
-        return [batch.pin_memory() for batch in batches] if self._pin_memory else batches
+    def _join(self, rows: StepRows) -> StepBatch:
+        batches = [collate(part, self.folder.schema) for part in rows.parts]
+        if self._pin_memory:
+            batches = [batch.pin_memory() for batch in batches]
+        return StepBatch(rows.position, rows.next, batches)
 
 
 class BatchReader(ReadAhead):
@@ -216,7 +235,7 @@ class BatchReader(ReadAhead):
     def steps_per_epoch(self) -> int:
         return -(-self.folder.num_rows // self._global_batch)
 
-    def _steps(self, pool: Executor) -> Iterator[StepBatch]:
+    def _steps(self, pool: Executor) -> Iterator[StepRows]:
         for epoch in range(self._start.epoch, self._epochs):
             first = self._start.step if epoch == self._start.epoch else 0
             source = _Streams(self, epoch, first * self._global_batch, pool)
@@ -224,8 +243,8 @@ class BatchReader(ReadAhead):
                 end = min((step + 1) * self._global_batch, self.folder.num_rows)
                 is_last = step == self.steps_per_epoch - 1
                 after = Position(epoch + 1, 0) if is_last else Position(epoch, step + 1)
-                parts = _split(source.take_until(end), self._micro_batches)
-                yield StepBatch(Position(epoch, step), after, self._collate(parts))
+                parts = list(_split(source.take_until(end), self._micro_batches))
+                yield StepRows(Position(epoch, step), after, parts)
 
 
 class _Streams:

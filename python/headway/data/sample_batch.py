@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from headway.data.parquet import Chunk
 from headway.data.schema import TARGET, SampleSchema
+from headway.ops import jagged_concat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,56 +93,50 @@ class Slice:
 
 def collate(slices: Sequence[Slice], schema: SampleSchema) -> SampleBatch:
     """Joins rows of chunks to a batch. Without slices it has no samples."""
-
-    def flat(name: str) -> np.ndarray[Any, Any]:
-        parts = [each.chunk.values[name][_range(each, name)] for each in slices]
-        return _join(parts)
-
-    def lengths(name: str) -> np.ndarray[Any, Any]:
-        return _join([np.diff(each.chunk.offsets[name][each.begin : each.end + 1]) for each in slices])
-
-    history, targets = lengths(schema.events[0]), lengths(TARGET + schema.events[0])
-    order = _event_order(history, targets)
+    histories, targets = _Lists(slices, schema.events[0]), _Lists(slices, TARGET + schema.events[0])
+    offsets = [histories.offsets, targets.offsets]
 
     def of_events(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([flat(name), flat(TARGET + name)])[order])
+        return jagged_concat([histories.values(name), targets.values(TARGET + name)], offsets)[0]
 
     ids = [np.arange(each.chunk.first_row + each.begin, each.chunk.first_row + each.end) for each in slices]
     return SampleBatch(
-        sample_ids=torch.from_numpy(_join(ids)),
+        sample_ids=_join(ids),
         context={
-            name: torch.from_numpy(_join([each.chunk.context[name][each.begin : each.end] for each in slices]))
-            for name in schema.context
+            name: _join([each.chunk.context[name][each.begin : each.end] for each in slices]) for name in schema.context
         },
         events={name: of_events(name) for name in schema.events},
-        actions={name: torch.from_numpy(flat(name)) for name in schema.actions},
-        history_lengths=torch.from_numpy(history),
-        target_lengths=torch.from_numpy(targets),
+        actions={name: histories.values(name) for name in schema.actions},
+        history_lengths=histories.lengths,
+        target_lengths=targets.lengths,
         times=None if schema.time is None else of_events(schema.time),
-        labels={name: torch.from_numpy(flat(name).astype(np.float32)) for name in schema.labels},
-        max_tokens=int((history + targets).max(initial=0)),
+        labels={name: targets.values(name).float() for name in schema.labels},
+        max_tokens=int((histories.lengths + targets.lengths).max()) if slices else 0,
     )
 
 
-def _range(part: Slice, name: str) -> slice:
-    offsets = part.chunk.offsets[name]
-    return slice(int(offsets[part.begin]), int(offsets[part.end]))
+class _Lists:
+    """List columns of some rows: those of histories, or those of targets. All of a kind have the same lengths.
 
-
-def _join(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Concatenates arrays of int64 into memory of their own."""
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _event_order(history: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the index of each event in the concatenation of all history events and all targets.
-
-    Example: histories of 2 and 1 events, 1 and 2 targets: [0, 1, 3, 2, 4, 5].
+    Attributes:
+        lengths: (B,) int64.
+        offsets: (B + 1,) int64.
     """
-    both = np.stack([history, targets], axis=1).reshape(-1)  # h0 t0 h1 t1 ...
-    first_history = np.cumsum(history) - history
-    first_target = history.sum() + np.cumsum(targets) - targets
-    begins = np.stack([first_history, first_target], axis=1).reshape(-1)
-    within = np.arange(both.sum()) - np.repeat(np.cumsum(both) - both, both)
-    order: np.ndarray[Any, Any] = np.repeat(begins, both) + within
-    return order
+
+    def __init__(self, slices: Sequence[Slice], name: str) -> None:
+        offsets = [each.chunk.offsets[name][each.begin : each.end + 1] for each in slices]
+        self._parts = [
+            (each.chunk.values, slice(int(of_part[0]), int(of_part[-1])))
+            for each, of_part in zip(slices, offsets, strict=True)
+        ]
+        self.lengths = _join([of_part[1:] - of_part[:-1] for of_part in offsets])
+        self.offsets = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+
+    def values(self, name: str) -> torch.Tensor:
+        """Returns the flat values of a column."""
+        return _join([values[name][part] for values, part in self._parts])
+
+
+def _join(parts: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+    """Concatenates arrays of int64 into memory of their own."""
+    return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
