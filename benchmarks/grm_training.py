@@ -154,7 +154,7 @@ def _measure_shape(options: argparse.Namespace, name: str) -> list[Point]:
             systems["torchrec"] = lambda: _train_peer(options, config)
         params = {
             "shape": name, "batch": shape.batch, "micro_batches": options.micro_batches, "factor": options.factor,
-            "mean": shape.lengths.mean, "longest": shape.lengths.longest, "zipf": shape.lengths.zipf,
+            "mean": None if shape.lengths.zipf else shape.lengths.mean, "longest": shape.lengths.longest, "zipf": shape.lengths.zipf,
         }  # fmt: skip
         points: list[Point] = []
         for system, train in systems.items():
