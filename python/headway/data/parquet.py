@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ except ImportError:  # Models and batches need no files.
     pa = pq = None
 
 Integers = npt.NDArray[np.int64]
+TooLong = Literal["raise", "truncate_oldest"]
+OnBadFile = Literal["raise", "skip"]
 
 
 class DataError(ValueError):
@@ -60,6 +62,7 @@ class Chunk:
         offsets: (N + 1,) int64 by list column, from 0; the columns of history events share one array, and so do those
             of targets.
         values: flat values of each list column.
+        is_truncated: (N,) bool, rows whose oldest events were dropped.
     """
 
     first_row: int
@@ -67,20 +70,46 @@ class Chunk:
     context: Mapping[str, Integers]
     offsets: Mapping[str, Integers]
     values: Mapping[str, Integers]
+    is_truncated: npt.NDArray[np.bool_]
 
 
 class ParquetFolder:
     """The rows of all ``*.parquet`` files in a folder and its subfolders.
+
+    Args:
+        folder: the folder.
+        schema: columns to read.
+        max_events: most events of a sample, history and targets; None: any number.
+        too_long: ``raise``: a longer sample is an error when it is read. ``truncate_oldest``: its oldest events are
+            dropped.
+        on_bad_file: ``raise``, or ``skip``: files are left out if their footer cannot be read, or lacks a column.
+
+    Attributes:
+        row_groups: all row groups, in order.
+        num_rows: rows of all files.
+        num_bytes: decoded size of all columns of the files.
+        fingerprint: changes with the names, sizes and row groups of the files.
+        bad_files: why each file was left out.
 
     Raises:
         DataError: there is no file, no row, a file cannot be read, or a column is missing or of another type.
         ImportError: pyarrow is not installed.
     """
 
-    def __init__(self, folder: Path, schema: SampleSchema) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        schema: SampleSchema,
+        *,
+        max_events: int | None = None,
+        too_long: TooLong = "raise",
+        on_bad_file: OnBadFile = "raise",
+    ) -> None:
         if pq is None:
             raise ImportError("reading Parquet files needs pyarrow: pip install 'headway[train]'")
         self.folder, self.schema = folder, schema
+        self._max_events, self._too_long = max_events, too_long
+        self.bad_files: list[str] = []
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}")
         paths = sorted(folder.rglob("*.parquet"))
@@ -90,7 +119,13 @@ class ParquetFolder:
         self._footers: dict[Path, Any] = {}  #: Kept, since a file is opened for each of its row groups.
         first_row, num_bytes, digest = 0, 0, hashlib.sha256()
         for path in paths:
-            footer = self._footers[path] = self._footer(path)
+            try:
+                footer = self._footers[path] = self._footer(path)
+            except DataError as error:
+                if on_bad_file == "raise":
+                    raise
+                self.bad_files.append(str(error))
+                continue
             for index in range(footer.num_row_groups):
                 num_rows = footer.row_group(index).num_rows
                 num_bytes += footer.row_group(index).total_byte_size
@@ -98,11 +133,10 @@ class ParquetFolder:
                 digest.update(f"{path.relative_to(folder)} {index} {num_rows} {path.stat().st_size}\n".encode())
                 first_row += num_rows
         self.num_rows = first_row
-        self.num_bytes = num_bytes  #: Decoded size of all columns of the files.
-        #: Changes with the names, sizes and row groups of the files.
+        self.num_bytes = num_bytes
         self.fingerprint = digest.hexdigest()[:16]
         if self.num_rows == 0:
-            raise DataError(f"the files of {folder} have no rows")
+            raise DataError("; ".join([f"the files of {folder} have no rows", *self.bad_files[:1]]))
 
     def _footer(self, path: Path) -> Any:
         try:
@@ -159,13 +193,44 @@ class ParquetFolder:
             for name in names[1:]:
                 _expect_equal_lengths(lists[names[0]][0], lists[name][0], names[0], name, group, first)
         self._check_values(lists, group, first)
+        is_truncated = self._limit_events(lists, group, first)
         return Chunk(
             group.first_row + first,
             batch.num_rows,
             context,
             {name: offsets for name, (offsets, _) in lists.items()},
             {name: values for name, (_, values) in lists.items()},
+            is_truncated,
         )
+
+    def _limit_events(
+        self, lists: dict[str, tuple[Integers, Integers]], group: RowGroup, first: int
+    ) -> npt.NDArray[np.bool_]:
+        """Drops the oldest events of samples that are too long from ``lists``; returns which ones were, (N,).
+
+        Example: at most 3 events, a history [a, b, c] and a target: [b, c] is left.
+        """
+        offsets, target_offsets = lists[self.schema.events[0]][0], lists[TARGET + self.schema.events[0]][0]
+        lengths, targets = np.diff(offsets), np.diff(target_offsets)
+        most = self._max_events
+        is_long = np.zeros(len(lengths), bool) if most is None else lengths + targets > most
+        if most is None or not is_long.any():
+            return is_long
+        wrong = is_long if self._too_long == "raise" else targets > most
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            hint = (
+                '; too_long = "truncate_oldest" drops the oldest' if targets[row] <= most else ", all of them targets"
+            )
+            count = lengths[row] + targets[row] if targets[row] <= most else targets[row]
+            raise DataError(f"{group}, row {first + row}: a sample has {count} events, and {most} are allowed{hint}")
+        dropped = np.maximum(lengths + targets - most, 0)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        is_kept = within >= np.repeat(dropped, lengths)
+        kept_offsets = np.concatenate(([0], (lengths - dropped).cumsum()))
+        for name in self.schema.history_columns:
+            lists[name] = (kept_offsets, lists[name][1][is_kept])
+        return is_long
 
     def _check_values(self, lists: Mapping[str, tuple[Integers, Integers]], group: RowGroup, first: int) -> None:
         time = self.schema.time

@@ -31,6 +31,7 @@ class SampleBatch:
         times: (E,) int64; None: the schema has none.
         labels: (N,) float32 by name, in the order of samples.
         max_tokens: most events of a sample.
+        num_truncated: samples whose oldest events were dropped.
     """
 
     sample_ids: torch.Tensor
@@ -42,6 +43,7 @@ class SampleBatch:
     times: torch.Tensor | None
     labels: Mapping[str, torch.Tensor]
     max_tokens: int
+    num_truncated: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -112,6 +114,7 @@ def collate(slices: Sequence[Slice], schema: SampleSchema) -> SampleBatch:
         times=None if schema.time is None else of_events(schema.time),
         labels={name: targets.values(name).float() for name in schema.labels},
         max_tokens=int((histories.lengths + targets.lengths).max()) if slices else 0,
+        num_truncated=sum(int(each.chunk.is_truncated[each.begin : each.end].sum()) for each in slices),
     )
 
 

@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headway.data.order import Order
+from headway.data.parquet import OnBadFile, TooLong
 from headway.data.reader import NUM_STREAMS
 from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
@@ -47,6 +48,9 @@ class DataConfig:
         micro_batches: parts into which each rank divides its samples of a step.
         num_streams: virtual streams of an epoch; at least as many as ranks.
         read_ahead: steps in memory beside the one in use.
+        too_long: a sample with more tokens than ``model.max_length`` is an error (``raise``), or loses its oldest
+            events (``truncate_oldest``). With a model of one's own only ``truncate_oldest`` looks at that number.
+        on_bad_file: ``raise``, or ``skip``: leave out files whose footer cannot be read or lacks a column.
     """
 
     train: str
@@ -66,6 +70,8 @@ class DataConfig:
     micro_batches: int = 1
     num_streams: int = NUM_STREAMS
     read_ahead: int = 2
+    too_long: TooLong = "raise"
+    on_bad_file: OnBadFile = "raise"
 
     def __post_init__(self) -> None:
         if self.balance == "none" and self.global_batch is None:

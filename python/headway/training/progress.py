@@ -39,6 +39,7 @@ class Progress:
         slowest_rank: the one that waited least for others; None with one rank, and on CUDA.
         rows: of all tables and ranks.
         evictions: rows evicted since the training began or was resumed.
+        truncated: samples of all ranks since the last line whose oldest events were dropped.
         skipped_steps: steps whose gradients overflowed float16.
         seconds: since the training began.
         flops_per_s: floating-point operations of all ranks, forward and backward; None: the model does not count them.
@@ -55,6 +56,7 @@ class Progress:
     slowest_rank: int | None
     rows: int
     evictions: int
+    truncated: int
     skipped_steps: int
     seconds: float
     flops_per_s: float | None
@@ -70,6 +72,8 @@ class Progress:
         if self.idle is not None:
             parts.append(f"idle {100 * self.idle:.1f}%")
         parts.append(f"{self.rows:,} rows")
+        if self.truncated:
+            parts.append(f"{self.truncated:,} samples truncated")
         return f"step {self.step}{of_steps}, epoch {self.epoch}: loss of {losses}; {', '.join(parts)}"
 
 
@@ -103,6 +107,7 @@ class Window:
     Attributes:
         losses, counts: sum of losses and number of terms of each head, over all ranks.
         tokens: of all ranks.
+        truncated: samples of this rank whose oldest events were dropped.
         flops: of this rank.
         input_s, reduction_s: seconds that this rank waited for data, and for sums over ranks.
         begin, begin_exchange_s: clock and ``exchange_seconds()`` at the begin.
@@ -111,6 +116,7 @@ class Window:
     losses: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
+    truncated: int = 0
     flops: float = 0.0
     input_s: float = 0.0
     reduction_s: float = 0.0
@@ -133,6 +139,7 @@ class RankFigures(NamedTuple):
 
     rows: float
     evictions: float
+    truncated: float
     input_wait: float
     exchange_wait: float  #: NaN: not known.
     reduction_wait: float
@@ -155,6 +162,7 @@ def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dis
     return RankFigures(
         rows=sum(each["rows"] for each in of_tables),
         evictions=sum(each["evicted"] for each in of_tables),
+        truncated=window.truncated,
         input_wait=window.input_s / seconds,
         exchange_wait=(exchange_seconds(group) - window.begin_exchange_s) / seconds,
         reduction_wait=window.reduction_s / seconds,

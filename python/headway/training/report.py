@@ -113,6 +113,7 @@ def _figures(progress: Sequence[Row]) -> list[tuple[str, str]]:
         ("slowest rank", None if last["slowest_rank"] is None else str(last["slowest_rank"])),
         ("rows of tables", f"{last['rows']:,}"),
         ("rows evicted", f"{last['evictions']:,}"),
+        ("samples truncated", f"{sum(each['truncated'] for each in progress):,}"),
         ("steps skipped for overflow", f"{last['skipped_steps']:,}"),
     ]
     return [(name, value) for name, value in values if value is not None]

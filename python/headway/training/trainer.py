@@ -109,9 +109,9 @@ class Trainer:
         self.device = _device(config.run.device)
         self._dtype = config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
         self._say, self._observe = say, observe
-        self.folder = ParquetFolder(Path(config.data.train), config.data.schema())
+        self.folder = self._open(config.data.train, has_own_model=model is not None)
         self._evaluation = (  # Opened now: an error in it should not come after the training.
-            ParquetFolder(Path(config.data.evaluation), config.data.schema()) if config.data.evaluation else None
+            self._open(config.data.evaluation, has_own_model=model is not None) if config.data.evaluation else None
         )
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model or GRM(
@@ -305,6 +305,7 @@ class Trainer:
                     )
                 self._scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([of_heads[name].detach().double() for name in heads])
+            window.truncated += host_batch.num_truncated
             window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
         if self.num_ranks > 1:
             window.reduction_s += time.monotonic() - self._last_bucket_s
@@ -356,6 +357,21 @@ class Trainer:
             return BudgetReader(
                 self.folder, budget=budget, start=self._next, epochs=epochs, **self._reader_options(data.micro_batches)
             )
+
+    def _open(self, path: str, *, has_own_model: bool) -> ParquetFolder:
+        data = self.config.data
+        most = self.config.model.grm().max_length - len(data.context)
+        folder = ParquetFolder(
+            Path(path),
+            data.schema(),
+            max_events=None if has_own_model and data.too_long == "raise" else most,
+            too_long=data.too_long,
+            on_bad_file=data.on_bad_file,
+        )
+        if folder.bad_files and self.rank == 0:
+            num_files = len(folder.bad_files)
+            self._say(f"{num_files} {'file is' if num_files == 1 else 'files are'} left out: {folder.bad_files[0]}")
+        return folder
 
     def _reader(self, folder: ParquetFolder, *, micro_batches: int | None = None, **options: Any) -> BatchReader:
         data = self.config.data
@@ -488,6 +504,7 @@ class Trainer:
             **waits(of_ranks, self.device),
             rows=int(sum(each.rows for each in of_ranks)),
             evictions=int(sum(each.evictions for each in of_ranks)),
+            truncated=int(sum(each.truncated for each in of_ranks)),
             skipped_steps=self._scaler.num_skipped,
             seconds=time.monotonic() - begin,
             flops_per_s=None if math.isnan(flops) else flops,

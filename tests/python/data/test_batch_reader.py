@@ -185,6 +185,55 @@ def test_bad_folders_are_refused(tmp_path: Path) -> None:
         ParquetFolder(write_folder(tmp_path / "d", empty), SCHEMA)
 
 
+@pytest.mark.parametrize("order", ["shuffled", "time"])
+def test_long_samples_lose_their_oldest_events(tmp_path: Path, order: Any) -> None:
+    rows, most = make_rows(NUM_ROWS), 5
+    path = write_folder(tmp_path, rows, files=3)
+    dropped = [max(len(old) + len(new) - most, 0) for old, new in zip(rows["item"], rows["click"], strict=True)]
+    expected = {
+        name: [each[count:] for each, count in zip(column, dropped, strict=True)]
+        if name in SCHEMA.history_columns
+        else column
+        for name, column in rows.items()
+    }
+    folder = ParquetFolder(path, SCHEMA, max_events=most, too_long="truncate_oldest")
+    batches = [batch for step in BatchReader(folder, global_batch=16, order=order) for batch in step.batches]
+    for batch in batches:
+        expect_rows(batch, expected)
+        assert batch.max_tokens <= most
+    assert sum(batch.num_truncated for batch in batches) == sum(count > 0 for count in dropped) > 0
+
+
+def test_a_long_sample_is_named(tmp_path: Path) -> None:
+    rows = make_rows(20)
+    lengths = [len(old) + len(new) for old, new in zip(rows["item"], rows["click"], strict=True)]
+    path = write_folder(tmp_path, rows)
+    row = next(row for row in range(20) if lengths[row] > 6)
+    folder = ParquetFolder(path, SCHEMA, max_events=6)
+    place = rf"row group {row // 10}, row {row % 10}"
+    with pytest.raises(DataError, match=rf"{place}: a sample has {lengths[row]} events, and 6 are allowed; too_long"):
+        list(BatchReader(folder, global_batch=20, num_streams=1, num_threads=1, order="time"))
+    folder = ParquetFolder(path, SCHEMA, max_events=2, too_long="truncate_oldest")
+    with pytest.raises(DataError, match="a sample has 3 events, and 2 are allowed, all of them targets"):
+        list(BatchReader(folder, global_batch=20, order="time"))
+
+
+def test_bad_files_may_be_left_out(tmp_path: Path) -> None:
+    rows = make_rows(30)
+    path = write_folder(tmp_path, rows, files=3)
+    broken = path / "part-1.parquet"
+    broken.write_bytes(broken.read_bytes()[:-20])
+    folder = ParquetFolder(path, SCHEMA, on_bad_file="skip")
+    assert folder.num_rows == 20
+    assert len(folder.bad_files) == 1 and "part-1.parquet cannot be read" in folder.bad_files[0]
+    found = [each for _, batches in ids_of_steps(folder) for batch in batches for each in batch]
+    assert sorted(found) == list(range(20))
+    for name in ("part-0.parquet", "part-2.parquet"):
+        (path / name).write_bytes(b"no")
+    with pytest.raises(DataError, match=r"have no rows; .*part-0.parquet cannot be read"):
+        ParquetFolder(path, SCHEMA, on_bad_file="skip")
+
+
 def test_wrong_arguments_are_refused(folder: ParquetFolder) -> None:
     with pytest.raises(ValueError, match="9 ranks need as many streams"):
         BatchReader(folder, global_batch=4, num_ranks=9, num_streams=8)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from headway.comm.rank_processes import run_ranks
 from headway.training import Progress, Trainer
@@ -45,7 +46,25 @@ def test_all_ranks_know_the_slowest_one_and_the_rows_of_all(tmp_path: Path) -> N
 
 
 def figures(exchange_wait: float, reduction_wait: float) -> RankFigures:
-    return RankFigures(rows=1, evictions=0, input_wait=0.0, exchange_wait=exchange_wait, reduction_wait=reduction_wait)
+    return RankFigures(
+        rows=1, evictions=0, truncated=0, input_wait=0.0, exchange_wait=exchange_wait, reduction_wait=reduction_wait
+    )
+
+
+def test_truncated_samples_are_counted(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log")
+    table = pq.read_table(folder)
+    lengths = [
+        len(old) + len(new) for old, new in zip(table["item"].to_pylist(), table["click"].to_pylist(), strict=True)
+    ]
+    most = sorted(lengths)[len(lengths) // 2]
+    config = make_config(
+        folder, data={"too_long": "truncate_oldest"}, model={"max_length": most + 1}, run={"epochs": 1, "log_every": 1}
+    )
+    found: list[Progress] = []
+    Trainer(config, say=lambda line: None, observe=found.append).run()
+    assert sum(each.truncated for each in found) == sum(each > most for each in lengths) > 0
+    assert any("samples truncated" in each.line() for each in found)
 
 
 def test_waits_are_means_over_ranks() -> None:
