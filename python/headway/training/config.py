@@ -188,6 +188,7 @@ class RunConfig:
         log_every: steps between two lines.
         steps_ahead: steps whose batches are copied, and whose lookups begin, before they are due; 0: none. Results do
             not depend on it; see ``headway.training.Pipeline``.
+        tensorboard: write the figures of each line to the folder ``tensorboard`` of the output, too.
     """
 
     epochs: int = 1
@@ -197,6 +198,7 @@ class RunConfig:
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
     log_every: int = 10
     steps_ahead: int = 1
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

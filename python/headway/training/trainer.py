@@ -62,6 +62,7 @@ from headway.training.progress import (
 from headway.training.report import write_report
 from headway.training.sample_cost import fit_square_weight
 from headway.training.scoring import score_targets
+from headway.training.tensorboard import TensorBoard
 from headway.training.trained_state import TrainedState
 
 
@@ -145,6 +146,11 @@ class Trainer:
             self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
             self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
         self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
+        if config.run.tensorboard:
+            TensorBoard.expect_installed()
+            if self.out is None:
+                raise ConfigError("run.tensorboard needs a folder: give --out, or out of Trainer")
+        self._tensorboard: TensorBoard | None = None
         self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
         self.step = 0
         self._next = Position()
@@ -178,12 +184,18 @@ class Trainer:
         begin = time.monotonic()
         losses: Mapping[str, float] = {}
         self._got_signal = self._is_stopped = False
-        with self._stopping_on_sigterm():  # Until the end: a second signal must not interrupt the save.
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._stopping_on_sigterm())  # A second signal must not interrupt the save.
+            if self.config.run.tensorboard and self.rank == 0 and self.out is not None:
+                board = TensorBoard(self.out / "tensorboard", step=self.step)
+                self._tensorboard = stack.enter_context(contextlib.closing(board))
             for progress in self._train(begin):
                 losses = progress.losses
                 self._report(progress)
             checkpoint = self.save() if self._checkpoints is not None else None
             quality = {} if self._is_stopped or not self.config.data.evaluation else self.evaluate()
+            if self._tensorboard is not None:
+                self._tensorboard.add_quality(quality, self.step)
         for name, of_label in quality.items():
             self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
         return TrainingResult(
@@ -514,6 +526,8 @@ class Trainer:
         self._observe(progress)
         if self.rank == 0:
             self._say(progress.line())
+            if self._tensorboard is not None:
+                self._tensorboard.add_progress(progress)
             self._write({"kind": "progress"} | vars(progress))
 
     def _write_report(self) -> Path | None:

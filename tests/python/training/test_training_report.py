@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from headway.training import Trainer
+from headway.training import ConfigError, Trainer
 from headway.training.report import read_results
 from training_cases import make_config, make_folder
 
@@ -62,3 +62,31 @@ def test_a_training_succeeds_without_the_packages_of_the_report(
     result = Trainer(config, out=tmp_path / "out", say=lines.append).run()
     assert result.report is None and result.checkpoint is not None
     assert any(line.startswith("no report:") and "jinja2" in line for line in lines)
+
+
+def test_tensorboard_gets_the_figures_of_each_line(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = make_folder(tmp_path / "log", targets=2)
+    config = make_config(
+        folder,
+        data={"evaluation": str(folder)},
+        run={"log_every": 1, "epochs": 1, "max_steps": 3, "tensorboard": True},
+    )
+    out = tmp_path / "out"
+    result = Trainer(config, out=out, say=lambda line: None).run()
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss/click")] == [1, 2, 3]
+    results = read_results(out / "results.jsonl")
+    assert events.Scalars("loss/buy")[-1].value == pytest.approx(results.progress[-1]["losses"]["buy"])
+    assert events.Scalars("click/auc")[0].value == pytest.approx(result.quality["click"].auc)
+    with pytest.raises(ConfigError, match=r"run\.tensorboard needs a folder"):
+        Trainer(config)
+
+
+def test_a_missing_tensorboard_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    config = make_config(make_folder(tmp_path / "log"), run={"tensorboard": True})
+    with pytest.raises(ConfigError, match=r"needs the package tensorboard: pip install 'headway\[train\]'"):
+        Trainer(config, out=tmp_path / "out")
