@@ -51,23 +51,39 @@ def trace(path: str | pathlib.Path) -> Iterator[None]:
     Raises:
         ValueError: no headway group exists.
     """
-    backends = {name: backend for name, backend in _headway_backends().items() if backend is not None}
-    if not backends:
+    recorder = ExchangeRecorder()
+    if not recorder.num_groups:
         raise ValueError("there is no headway group to trace: call dist.init_process_group() first")
     rank = dist.get_rank()
-    for backend in backends.values():
-        backend.drain_trace()
-        backend.set_trace_capacity(CAPACITY)
     try:
         yield
     finally:
-        rows: list[dict[str, Any]] = [_label("process_name", rank, 0, f"rank {rank}")]
-        for track, (name, backend) in enumerate(backends.items()):
+        rows = recorder.stop(rank=rank)
+        _path_for(pathlib.Path(path), rank).write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+
+
+class ExchangeRecorder:
+    """Records the exchanges of all headway groups that exist now, until ``stop()``."""
+
+    def __init__(self) -> None:
+        self._backends = {name: backend for name, backend in _headway_backends().items() if backend is not None}
+        for backend in self._backends.values():
+            backend.drain_trace()
+            backend.set_trace_capacity(CAPACITY)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._backends)
+
+    def stop(self, *, rank: int) -> list[dict[str, Any]]:
+        """Ends the recording; returns its events in Chrome's format, as those of process ``rank``."""
+        rows = [_label("process_name", rank, 0, f"rank {rank}")] if self._backends else []
+        for track, (name, backend) in enumerate(self._backends.items()):
             rows.append(_label("thread_name", rank, track, f"group {name}"))
             for event in backend.drain_trace():
                 rows.extend(trace_rows(event, rank=rank, track=track))
             backend.set_trace_capacity(0)
-        _path_for(pathlib.Path(path), rank).write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
+        return rows
 
 
 def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, Any]]:
@@ -93,6 +109,8 @@ def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, An
 
 def _headway_backends() -> dict[str, Any]:
     """Maps the name of each existing group to its headway backend; None for groups of other backends."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
     world = dist.distributed_c10d._world
     return {name: find_backend(group) for group, name in world.pg_names.items()}
 

@@ -44,11 +44,13 @@ class Job:
         config: all settings.
         out: folder of checkpoints and results.
         resume: ``auto``: from the newest checkpoint of ``out`` if there is one; ``never``; or the path of a checkpoint.
+        trace: steps to record for Perfetto; None: none.
     """
 
     config: TrainingConfig
     out: Path
     resume: str
+    trace: range | None = None
 
 
 def main(
@@ -70,6 +72,7 @@ def main(
     parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per GPU, or 4 on CPUs)")
     parser.add_argument("--out", type=Path, default=Path("out/train"), help="results (default: %(default)s)")
     parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="checkpoint (default: %(default)s)")
+    parser.add_argument("--trace", metavar="A:B", help="record steps A to B - 1 in OUT/trace.json, for Perfetto")
     parser.add_argument("--backend", default="headway", help="of the process group (default: %(default)s)")
     parser.add_argument("--print-config", action="store_true", help="print all settings and leave")
     options = parser.parse_args(argv)
@@ -78,7 +81,7 @@ def main(
         if options.print_config:
             print(config.toml(), end="")
             return 0
-        job = Job(config, options.out, options.resume)
+        job = Job(config, options.out, options.resume, _steps_of(options.trace))
         adopt_launcher_environment()
         is_rank = "RANK" in os.environ
         if is_rank and options.ranks:
@@ -103,6 +106,16 @@ def _config_of(
             raise ConfigError("which CONFIG.toml?")
         path = default_config if options.print_config else generate(options.out)
     return TrainingConfig.load(path, options.set)
+
+
+def _steps_of(text: str | None) -> range | None:
+    """Returns the steps of --trace."""
+    if text is None:
+        return None
+    begin, _, end = text.partition(":")
+    if not (begin.isdecimal() and end.isdecimal() and int(begin) < int(end)):
+        raise ConfigError(f"--trace is A:B with A below B, such as 100:110, not {text}")
+    return range(int(begin), int(end))
 
 
 def _run_as_rank(job: Job, backend: str) -> TrainingResult | None:
@@ -136,7 +149,7 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
         job: what to do.
     """
     os.environ.setdefault("LOCAL_RANK", str(rank))
-    trainer = Trainer(job.config, out=job.out, say=say)
+    trainer = Trainer(job.config, out=job.out, say=say, trace=job.trace)
     if job.resume != "never":
         path = None if job.resume == "auto" else Path(job.resume)
         if trainer.resume(path) and rank == 0:

@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
@@ -62,6 +63,7 @@ from headway.training.progress import (
 from headway.training.report import write_report
 from headway.training.sample_cost import fit_square_weight
 from headway.training.scoring import score_targets
+from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
 from headway.training.trained_state import TrainedState
 
@@ -81,6 +83,7 @@ class Trainer:
         group: ranks of the training; None: the default group if there is one.
         say: called with each line of progress on rank 0.
         observe: called with each progress on every rank.
+        trace: steps to record for Perfetto in ``out``/trace.json, counted from 0; see ``StepTrace``.
 
     Raises:
         ConfigError: settings contradict each other or the number of ranks.
@@ -96,6 +99,7 @@ class Trainer:
         group: dist.ProcessGroup | None = None,
         say: Callable[[str], None] = print,
         observe: Callable[[Progress], None] = lambda progress: None,
+        trace: range | None = None,
     ) -> None:
         self.config, self.out = config, None if out is None else Path(out)
         expected = int(os.environ.get("WORLD_SIZE", "1"))
@@ -146,6 +150,9 @@ class Trainer:
             self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
             self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
         self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
+        if trace is not None and self.out is None:
+            raise ConfigError("a trace needs a folder: give out")
+        self._traced_steps = trace
         if config.run.tensorboard:
             TensorBoard.expect_installed()
             if self.out is None:
@@ -246,8 +253,14 @@ class Trainer:
         )
         window = self._window()
         epoch = self._next.epoch
-        with contextlib.closing(steps), contextlib.closing(pipeline):  # type: ignore[type-var]
-            while self.step != self.num_steps and (prepared := pipeline.next()) is not None:
+        trace = StepTrace(self._traced_steps, self.out, self.group)
+        with contextlib.closing(steps), contextlib.closing(pipeline), trace:  # type: ignore[type-var]
+            while self.step != self.num_steps:
+                trace.move_to(self.step)
+                with record_function("wait for the step"):
+                    prepared = pipeline.next()
+                if prepared is None:
+                    break
                 *_, num_samples, num_stops = prepared.totals
                 self._is_stopped = num_stops > 0
                 if self._is_stopped:
@@ -266,6 +279,8 @@ class Trainer:
                 every = self.config.checkpoint.every
                 if every and self.step % every == 0 and self.step != self.num_steps and self._checkpoints is not None:
                     self.save()
+        if trace.path is not None:
+            self._say(f"trace: {trace.path}")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
 
@@ -306,16 +321,18 @@ class Trainer:
         ):
             is_last = index == len(step.batches) - 1
             with contextlib.nullcontext() if is_last or self.num_ranks == 1 else self._parallel.no_sync():
-                with self._autocast():
+                with self._autocast(), record_function("forward"):
                     options = {} if lookups is None else {"lookups": lookups}
                     of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step, **options)
                 if is_last:
-                    prepare_next()
+                    with record_function("prepare the next step"):
+                        prepare_next()
                 if set(of_heads) != set(heads):
                     raise ValueError(
                         f"forward() has the heads {', '.join(of_heads)}, and count_terms() {', '.join(heads)}"
                     )
-                self._scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
+                with record_function("backward"):
+                    self._scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
             sums += torch.stack([of_heads[name].detach().double() for name in heads])
             window.truncated += host_batch.num_truncated
             window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
@@ -326,7 +343,8 @@ class Trainer:
             window.reduction_s += time.monotonic() - began
         losses = dict(zip(heads, sums.tolist(), strict=True))
         self._expect_finite(losses, step)
-        self._trained.update(clip_norm=self.config.optimizer.clip_norm)
+        with record_function("update"):
+            self._trained.update(clip_norm=self.config.optimizer.clip_norm)
         self.step += 1
         self._next = step.next
         window.add(losses, counts, tokens=tokens)

@@ -113,3 +113,12 @@ def test_differences_name_both_values() -> None:
     one: dict[str, Any] = {"model": {"dim": 32, "given": {}}, "run": {"seed": 1}}
     other: dict[str, Any] = {"model": {"dim": 64, "given": {}}, "run": {"seed": 2}}
     assert differences(one, other, sections=["model"]) == ["model.dim is 64, and was 32"]
+
+
+@pytest.mark.parametrize("text", ["5", "5:5", "a:b", ":3", "3:", "-1:4"])
+def test_wrong_steps_of_a_trace_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from headway.training.command_line import main
+
+    config = Path(__file__).parents[3] / "dlrm_examples" / "grm" / "kuairand.toml"
+    assert main([str(config), f"--trace={text}"]) == 2
+    assert "--trace is A:B with A below B" in capsys.readouterr().err
