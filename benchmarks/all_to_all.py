@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking all-to-alls over sizes, against Open MPI in the same harness.
+"""Time of all-to-alls over sizes, against Open MPI in the same harness. Calls block unless ``--lag`` is above 0.
 
 Figure 6a of the paper on bounded-lag collectives (arXiv 2512.19342) shows the same measurement. Large sizes are also
 compared with the speed of a plain ``memcpy``, the limit of an exchange in shared memory.

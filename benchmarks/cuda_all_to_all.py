@@ -7,7 +7,8 @@ Systems:
     headway_slots         slot tensors (``headway.slots``): the receive buffer is the output, without a local copy.
     nccl_copy_engines     NCCL on symmetric memory: copy engines move the bytes instead of multiprocessors.
 
-The host waits for ``each`` call, or only for the ``last`` of several calls. ``host_s`` is the host's time per call.
+With split ``skew1.5`` rank 0 receives 1.5 times the mean over ranks. The host waits for ``each`` call, or only for the
+``last`` of several calls. ``host_s`` is the host's time per call.
 """
 
 from __future__ import annotations

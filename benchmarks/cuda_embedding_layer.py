@@ -3,8 +3,8 @@
 
 Both systems look up the same ids. FBGEMM's tables have one row per id from the start. Dynamic tables are hash tables
 that insert an id at its first lookup. They insert all ids before anything is timed. Both start with the same embeddings
-and must agree after three steps. Times are device times: the GPU is kept busy until the host has enqueued the step. The
-time that the host needs to enqueue is reported beside them.
+and must give the same outputs in each of three steps. Times are device times: the GPU is kept busy until the host has
+enqueued the step. The time that the host needs to enqueue is reported beside them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.embedding_layers import (
     FBGEMM,
     HEADWAY,
-    SCATTER,
+    ID_MULTIPLIER,
     draw_rows,
     find_fbgemm,
     format_layers,
@@ -178,8 +178,8 @@ def _fill(work: Work) -> HashTableCollection:
 def _vectors_of(work: Work, collection: HashTableCollection, begin: int) -> list[torch.Tensor]:
     """Returns the embeddings of up to _ROWS_AT_ONCE rows from ``begin`` on, one tensor per table."""
     rows = torch.arange(begin, min(begin + _ROWS_AT_ONCE, work.options.rows), device="cuda")
-    # SCATTER is an odd factor that maps rows to distinct 64-bit ids. Each list has one id.
-    one_each = (rows * SCATTER, torch.ones_like(rows))
+    # ID_MULTIPLIER is an odd factor that maps rows to distinct 64-bit ids. Each list has one id.
+    one_each = (rows * ID_MULTIPLIER, torch.ones_like(rows))
     with torch.no_grad():
         return list(collection(dict.fromkeys(table_names(work.options), one_each)).values())
 
@@ -188,7 +188,8 @@ def _make_headway(work: Work, collection: HashTableCollection) -> Layer:
     names = table_names(work.options)
     lengths = torch.full((work.options.batch,), work.options.length, device="cuda")
     batches = [
-        {name: (ids, lengths) for name, ids in zip(names, rows_TK * SCATTER, strict=True)} for rows_TK in work.rows_NTK
+        {name: (ids, lengths) for name, ids in zip(names, rows_TK * ID_MULTIPLIER, strict=True)}
+        for rows_TK in work.rows_NTK
     ]
     gradients = list(work.gradients_TBD)
 

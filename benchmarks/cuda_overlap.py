@@ -28,7 +28,7 @@ from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "work on GPUs beside exchanges, against NCCL"
 
-_ALONE = "none"
+_ALONE = "none"  #: The work without exchanges, to which the others are compared.
 _SYSTEMS = (_ALONE, "copies", "headway_slots", "headway_empty", "headway", "nccl_copy_engines", "nccl")
 _WORKS = ("products", "attention")
 

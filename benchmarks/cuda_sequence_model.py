@@ -28,7 +28,7 @@ from dlrm_examples.support.text_table import format_bytes, format_ratio, format_
 
 DESCRIPTION = "training steps over sequences of unknown ids on GPUs, against TorchRec's managed collisions"
 
-_SYSTEMS = (HEADWAY, UNLIMITED, *PEERS)
+_SYSTEMS = (HEADWAY, UNLIMITED, *PEERS)  #: UNLIMITED is Headway without a limit on rows. PEERS are TorchRec's.
 _TABLE_BYTES = 4 << 30  #: Upper limit for the bytes of a limited table. It may leave the table fewer rows than --slots.
 #: Limit for the elements of all embeddings of a step: other libraries' kernels may count in 32 bits.
 _MAX_VALUES = (1 << 31) - 1
@@ -113,7 +113,10 @@ def _num_lists(options: argparse.Namespace, dim: int, num_ranks: int) -> int:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each dimension and system."""
+    """Formats the table: one row for each dimension and system.
+
+    ``a step`` is device time, ``by the clock`` the host's time until the device is done.
+    """
     rows = []
     for point in points:
         low, high = point.extra.get("ratio_low"), point.extra.get("ratio_high")

@@ -43,6 +43,8 @@ class Traffic:
 def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table: str = "items") -> Traffic:
     """Counts the traffic of lookups in one table named ``table``, whose embeddings have ``dim`` float32 values.
 
+    ``ids_RK`` has one (K,) int64 tensor per rank: the ids of its batch.
+
     Raises:
         ValueError: ``dedup`` is none of ``DEDUPS``.
     """
@@ -59,6 +61,7 @@ def count_traffic(ids_RK: Sequence[torch.Tensor], *, dim: int, dedup: str, table
             if dedup in ("first", "both")
             else from_unique(Keys(ids, table=table_id))
         )
+        # ``order`` sorts the keys by owner; each rank owns counts_R of them.
         order, counts_R = route(unique.keys, num_ranks)
         counts = counts_R.tolist()
         sent += len(unique) - counts[rank]

@@ -3,7 +3,9 @@
 
 Both systems look up the same ids. Dynamic tables are hash tables that insert an id at its first lookup. Each table has
 one row per id: FBGEMM's from the start, the dynamic ones before anything is timed. Both start with the same embeddings
-and must agree after three steps.
+and must give the same outputs in each of three steps.
+
+Suffixes: T tables, K ids of a batch and table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.embedding_layers import (
     FBGEMM,
     HEADWAY,
-    SCATTER,
+    ID_MULTIPLIER,
     draw_rows,
     find_fbgemm,
     format_layers,
@@ -89,10 +91,10 @@ def measure(options: argparse.Namespace) -> list[Point]:
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         random = np.random.default_rng(1)
         for turn in range(options.rounds):
-            rows_K = draw_rows(options, random)
+            rows_TK = draw_rows(options, random)
             for name in steps if turn % 2 == 0 else reversed(steps):
                 started = time.perf_counter()
-                steps[name](rows_K)
+                steps[name](rows_TK)
                 seconds[name].append(time.perf_counter() - started)
         params = {name: getattr(options, name) for name in _PARAMS}
         points += make_points("embedding_layer", {**params, "pooling": pooling or "none"}, seconds)
@@ -105,7 +107,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     lengths = torch.full((options.batch,), options.length)
 
     def step(rows_TK: torch.Tensor) -> Sequence[torch.Tensor]:
-        ids_TK = rows_TK * SCATTER  # An odd factor, which maps rows to distinct 64-bit ids.
+        ids_TK = rows_TK * ID_MULTIPLIER  # An odd factor, which maps rows to distinct 64-bit ids.
         outputs = collection({name: (ids, lengths) for name, ids in zip(names, ids_TK, strict=True)})
         torch.autograd.backward([outputs[name].sum() for name in names])
         collection.optimizer.step()
@@ -114,7 +116,7 @@ def _make_headway(options: argparse.Namespace, pooling: str | None) -> Step:
     # Inserts every id: static tables have all their rows from the start.
     with torch.no_grad():
         for first in range(0, options.rows, 1 << 14):
-            rows = torch.arange(first, min(first + (1 << 14), options.rows)) * SCATTER
+            rows = torch.arange(first, min(first + (1 << 14), options.rows)) * ID_MULTIPLIER
             collection({name: (rows, torch.tensor([len(rows)])) for name in names})
     return step
 
@@ -144,7 +146,7 @@ def _start_alike(options: argparse.Namespace, weights_T: Sequence[torch.Tensor])
     """Copies the initial embeddings of the dynamic tables into the static ones."""
     names = table_names(options)
     fresh = make_collection(options, Sgd(lr=_LR), None).eval()
-    ids = torch.arange(options.rows) * SCATTER
+    ids = torch.arange(options.rows) * ID_MULTIPLIER
     with torch.no_grad():
         vectors = fresh({name: (ids, torch.tensor([len(ids)])) for name in names})
         for name, weights in zip(names, weights_T, strict=True):

@@ -57,7 +57,7 @@ class _FullTable:
         )  # fmt: skip
         self._random = np.random.default_rng(5)
         self._num_keys, self._num_new = options.keys, int(options.keys * new)
-        self._next = 0
+        self._next = 0  # Number behind the next new id; times _SCATTER it is the id.
         while self._next < options.rows * Eviction(policy=policy).low_water - options.keys:
             self._train(self._draw_new(options.keys))
 

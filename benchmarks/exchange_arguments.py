@@ -45,6 +45,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
     for num_ranks in options.ranks:
         counts_GR = torch.full((len(_WIDTHS), num_ranks), _ROWS)
         values_G = [torch.randn(_ROWS * num_ranks, width) for width in _WIDTHS]
+        # [1] is the send buffer. All counts are equal, so it has the form of a receive buffer too.
         buffer = all_to_all_arguments(values_G, counts_GR, counts_GR)[1]
         calls: dict[str, Callable[[], object]] = {
             "pack": lambda v=values_G, c=counts_GR: all_to_all_arguments(v, c, c),

@@ -154,7 +154,8 @@ def _measure_shape(options: argparse.Namespace, name: str) -> list[Point]:
             systems["torchrec"] = lambda: _train_peer(options, config)
         params = {
             "shape": name, "batch": shape.batch, "micro_batches": options.micro_batches, "factor": options.factor,
-            "mean": None if shape.lengths.zipf else shape.lengths.mean, "longest": shape.lengths.longest, "zipf": shape.lengths.zipf,
+            "mean": None if shape.lengths.zipf else shape.lengths.mean, "longest": shape.lengths.longest,
+            "zipf": shape.lengths.zipf,
         }  # fmt: skip
         points: list[Point] = []
         for system, train in systems.items():
@@ -220,8 +221,8 @@ def _config_of(options: argparse.Namespace, folder: Path, shape: Shape, num_step
                 "labels": ["click", "buy"],
                 "global_batch": shape.batch,
                 "micro_batches": options.micro_batches,
-                "num_streams": 16,
-                "read_ahead": 4,
+                "num_streams": 16,  # Disjoint parts of the rows, which are read in turn.
+                "read_ahead": 4,  # Steps in memory beside the one in use.
             },
             # ``given``: the probability of ``buy`` is that of ``click`` times that of ``buy`` given ``click``.
             "model": {"dimension_factor": options.factor, "given": {"buy": "click"}} | dict(shape.model),
@@ -246,7 +247,7 @@ class _Rounds:
 
 
 def _train(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
-    rounds: list[Progress] = []
+    rounds: list[Progress] = []  # The trainer reports once per round, after ``log_every`` steps.
     Trainer(config, say=lambda line: print(line, file=sys.stderr, flush=True), observe=rounds.append).run()
     flops = statistics.median(each.flops_per_s or 0 for each in rounds[2:])
     return _Rounds(

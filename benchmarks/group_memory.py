@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of a group (communicator): reserved bytes, and bytes in use after exchanges.
 
-A group reserves a ring of receive slots per peer. Its memory grows with the slot size and with the bound k, the number
-of exchanges that a rank may run ahead of its peers.
+A group reserves a ring of receive slots per peer. A slot holds one block: the bytes from one rank to another in one
+exchange. An exchange with a larger block works, but no rank runs ahead in it. The group's memory grows with the slot
+size and with the bound k, the number of exchanges that a rank may run ahead of its peers.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ _LONG_BATCH, _LONG_LENGTH = 32, "4096"  #: A size at which operations alone deci
 #: Tensors read or written at least: Q, K, V, output; output's gradient, Q, K, V and their gradients.
 _TENSORS_MOVED = {"forward": 4, "backward": 7}
 
+#: Called with q, k, v, offsets, ``max_length``, ``alpha`` and the options of the bias.
 Attention = Callable[..., Tensor]
 
 
@@ -93,7 +94,8 @@ def main(argv: Sequence[str]) -> int:
 class Work:
     """A batch, the same for all systems.
 
-    ``heads_QKV`` holds Q, K and V: (tokens, heads, dim) each. ``bias`` holds the options of the attention's bias.
+    ``heads_QKV`` holds Q, K and V: (tokens, heads, dim) each, as ``grad_out``. ``offsets`` (sequences + 1) holds
+    the first token of each sequence, and the end. ``bias`` holds the options of the attention's bias.
     """
 
     lengths: tuple[int, ...]

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """A batch, the same for all layers."""
+    """A batch, the same for all layers. ``x`` and ``grad_out``: (tokens, dim)."""
 
     x: Tensor
     grad_out: Tensor
@@ -147,6 +147,7 @@ def _eager(layer: HSTULayer) -> Layer:
         weights = layer.weights()
         normed = functional.layer_norm(x, (config.dim,), *weights.input_norm, eps)
         projected = linear(normed, weights.uvqk_weight, weights.uvqk_bias)
+        # ``activated`` names the columns of the projection that pass through SiLU: all, or only u.
         if config.activated == "all":
             projected = functional.silu(projected)
         u, *parts = torch.split(projected, list(config.projection_widths), dim=1)

@@ -38,6 +38,7 @@ DESCRIPTION = "moves and sums of jagged rows, against plain PyTorch and FBGEMM's
 HEADWAY, EAGER, FBGEMM = "headway", "eager", "fbgemm"
 _PARAMS = ("features", "samples", "length", "dim", "threads", "device")
 _MOST_CALLS = 20  #: Upper limit for the calls of one sample on a GPU.
+#: Values of ``--operations``. ``samples`` stands for to_padded, add_dense and sum.
 _EXCHANGES, _PERMUTATION, _SAMPLES, _UNIQUE = "exchanges", "permutation", "samples", "unique"
 
 
@@ -169,6 +170,7 @@ def _operations(work: Work, options: argparse.Namespace) -> Iterator[Operation]:
 def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
     """Yields the moves of ids and vectors before and after an all-to-all. All ranks have equally many samples."""
     num_features = len(work.lengths)
+    # Rank r gets the samples from bounds[r] to before bounds[r + 1].
     bounds = torch.linspace(0, work.num_samples, num_ranks + 1).long().to(work.ids.device)
     values = [work.ids, work.vectors]
     offsets = torch.cat([bounds.new_zeros(1), work.lengths.reshape(-1).cumsum(0)])
@@ -176,6 +178,7 @@ def _exchanges(work: Work, num_ranks: int) -> Iterator[Operation]:
     runs_RF = [
         [(row[rank], row[rank + 1] - row[rank]) for row in begins_FR] for rank in range(num_ranks)
     ]  # (begin, size) of each run among the rows in feature order.
+    # ``by_rank``: the lengths in the order of the dispatched rows.
     dispatched, by_rank, _ = ops.ranged_dispatch(values, work.lengths, bounds)
     sizes_RF = [size for runs in runs_RF for _, size in runs]
     starts_RF = np.cumsum([0, *sizes_RF]).tolist()
@@ -286,6 +289,7 @@ def _unique(work: Work) -> Operation:
         values, inverse, counts, _ = ops.unique_with_counts(work.ids)
         return [values[inverse], counts[inverse]]
 
+    # Four int64 numbers per row: id, inverse index and two outputs.
     return Operation("unique", {}, 4 * work.num_rows * 8, {HEADWAY: unique, EAGER: unique_eagerly})
 
 

@@ -30,7 +30,7 @@ from dlrm_examples.support.text_table import format_table, format_time
 
 DESCRIPTION = "host time of calls of operators with few rows, without and with gradients"
 
-_LENGTH, _SAMPLES, _DIM = 2, 2, 32
+_LENGTH, _SAMPLES, _DIM = 2, 2, 32  #: Rows of a sample, samples, and columns of a row.
 _TABLE_IDS, _TABLE_DIMS = 32, (16, 32, 64)
 _PASSES = ("no_grad", "forward", "forward_backward")
 

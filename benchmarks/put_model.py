@@ -2,9 +2,10 @@
 """Model of an all-to-all over RDMA on N nodes. Nothing here is measured on RDMA hardware.
 
 Idea: the host thread works through messages and copies one after the other, while the port sends and receives the
-bytes. An exchange takes the longer of the two. A blocking exchange (k = 0) adds the latency of one message; a bound
-above 0 hides it. A message of s bytes takes ``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a
-stream. This is LogGP with o and g merged into one overhead.
+bytes. An exchange takes the longer of the two. k bounds how many exchanges a rank may run ahead of its peers. A
+blocking exchange (k = 0) adds the latency of one message; k > 0 hides it. A message of s bytes takes
+``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a stream. This is LogGP with o and g merged into
+one overhead.
 
 Example: 8 nodes, 256 KiB per rank, so 7 blocks of 32 KiB leave each rank. Messages take 0.5 us + 7 * 0.4 us = 3.3 us.
 Blocks of 32 KiB go from user memory in place and are copied once, out of the slot: 224 KiB at 12e9 B/s take 19.1 us.
@@ -40,7 +41,8 @@ MAX_CREDITS = 256  # Messages in flight per pair of ranks.
 SEND_REQUESTS = 128  # Depth of a send queue.
 STAGING_BYTES = 512 << 10  # Memory per queue pair into which small messages are copied before they are sent.
 MIN_IN_PLACE_BYTES = 16 << 10  # Smallest block that is sent from registered user memory without a copy.
-WINDOWS, WINDOW_BYTES = 64, 24  # Windows open to a peer at a time, and bytes of the record of one.
+# Windows (registered memory that a peer may access) open to a peer at a time, and bytes that describe one.
+WINDOWS, WINDOW_BYTES = 64, 24
 HEADER_BYTES = 64  # Header area of each slot.
 P2P_SLOTS, P2P_SLOT_BYTES = 16, 8 << 10  # Receive slots per source for point-to-point messages.
 RENDEZVOUS_FRAGMENTS, RENDEZVOUS_FRAGMENT_BYTES = 4, 64 << 10  # Fragments in flight of large messages, per source.
@@ -76,6 +78,7 @@ def fit(points: Sequence[Point]) -> Fit:
     if len(used) < 3 or len({point.name for point in used}) < 2:
         raise ValueError("a fit needs three points, of put_ping_pong and of put_stream")
     rows = [(point.name == "put_ping_pong", point.name == "put_stream", point.params["size_bytes"]) for point in used]
+    # P points, T terms: latency, overhead and seconds per byte.
     median_P = np.array([point.median_s for point in used], dtype=np.float64)
     terms_PT = np.array(rows, dtype=np.float64) / median_P[:, None]
     latency_s, overhead_s, s_per_byte = np.linalg.lstsq(terms_PT, np.ones(len(used)), rcond=None)[0]
@@ -135,7 +138,7 @@ class Prediction:
 
     @property
     def steady_s(self) -> float:
-        """Seconds per exchange with a bound above 0, which keeps the thread and the port busy."""
+        """Seconds per exchange with k > 0, which keeps the thread and the port busy."""
         return max(self.messages_s + self.copies_s, self.wire_s)
 
     @property
@@ -202,11 +205,11 @@ def credit_rate(nodes: int, assumed: Assumptions) -> float:
 class Memory:
     """Bytes of one rank's memory. Staging and receive memory are registered: pinned and resident from the start."""
 
-    receives: int
-    completions: int
+    receives: int  #: Entries of the shared receive queue.
+    completions: int  #: Entries of the completion queues.
     send_queues: int
-    staging: int
-    receive_buffer: int
+    staging: int  #: Memory into which small messages are copied before they are sent.
+    receive_buffer: int  #: Slots that peers write.
 
     @property
     def total(self) -> int:
@@ -221,14 +224,16 @@ def memory(nodes: int, *, slot_bytes: int = SLOT_BYTES, max_lag: int = 0) -> Mem
     """
     peers = nodes - 1
     slots = 2 * (max_lag + 1) * (HEADER_BYTES + slot_bytes)
-    pairs = P2P_SLOTS * (HEADER_BYTES + P2P_SLOT_BYTES)
-    transfers = RENDEZVOUS_FRAGMENTS * (HEADER_BYTES + RENDEZVOUS_FRAGMENT_BYTES)
+    p2p = P2P_SLOTS * (HEADER_BYTES + P2P_SLOT_BYTES)
+    rendezvous = RENDEZVOUS_FRAGMENTS * (HEADER_BYTES + RENDEZVOUS_FRAGMENT_BYTES)
     return Memory(
         receives=peers * credits(nodes) * 32,
         completions=peers * (credits(nodes) + SEND_REQUESTS) * 64,
         send_queues=peers * SEND_REQUESTS * 320,
         staging=nodes * STAGING_BYTES,
-        receive_buffer=nodes * (slots + pairs + transfers + 64 + WINDOWS * WINDOW_BYTES),
+        # 64: a cache line with the claim words of the slots, enough for max_lag up to 3. Sender and receiver use the
+        # word of a slot to decide which of them moves a large block.
+        receive_buffer=nodes * (slots + p2p + rendezvous + 64 + WINDOWS * WINDOW_BYTES),
     )
 
 
@@ -236,7 +241,7 @@ def waiting_for_the_last(nodes: int) -> float:
     """Expected lateness of the last of ``nodes``, in units of the mean, for independent exponential lateness each
     time.
 
-    k = 0 waits for the last rank each time. A bound above 0 hides at most all of it but one mean.
+    k = 0 waits for the last rank each time. k > 0 hides at most all of it but one mean.
     """
     return sum(1.0 / i for i in range(1, nodes + 1))
 
@@ -268,7 +273,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def format_fits(points: Sequence[Point]) -> str:
-    """Formats one line per system and boot: the speed may differ between boots."""
+    """Formats one line per system and boot of the guest: the speed may differ between boots."""
     rows = []
     programs = [point for point in points if point.system in ("headway", "libibverbs")]
     for system, boot in sorted({(point.system, point.extra.get("boot", 1)) for point in programs}):
@@ -290,6 +295,7 @@ def format_fits(points: Sequence[Point]) -> str:
 
 
 def format_predictions(nodes: Sequence[int], sizes: Sequence[int], assumed: Assumptions) -> str:
+    """Formats one line per size and number of nodes. Percentages are shares of the time for k = 0."""
     rows = []
     for size_bytes in sizes:
         for count in nodes:
@@ -311,6 +317,10 @@ def format_predictions(nodes: Sequence[int], sizes: Sequence[int], assumed: Assu
 
 
 def format_memory(nodes: Sequence[int], slot_bytes: int) -> str:
+    """Formats one line per number of nodes.
+
+    ``posted`` counts the receives in the shared queue. ``last is late`` is ``waiting_for_the_last()``.
+    """
     rows = []
     for count in nodes:
         found = memory(count, slot_bytes=slot_bytes)

@@ -57,7 +57,10 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each number of ranks, size and count."""
+    """Formats the table: one row for each number of ranks, size and count.
+
+    "faster" is Open MPI's time divided by Headway's, with its lowest and highest value over the rounds.
+    """
     others = {point.key: point for point in points if point.system == OPENMPI}
     rows = []
     for point in points:

@@ -32,8 +32,8 @@ from dlrm_examples.support.text_table import format_bytes, format_table, format_
 
 DESCRIPTION = "step times, memory and checkpoint of a table that grows"
 
-_BYTES_OF_KEY = 12  # Bytes: id and table.
-_SCATTER = 0x1E3779B97F4A7C15  #: Odd multiplier: maps consecutive numbers to ids that differ and look random.
+_BYTES_OF_KEY = 12  #: A key is an id (8 bytes) with its table's number (4 bytes).
+_ID_MULTIPLIER = 0x1E3779B97F4A7C15  #: Odd multiplier: maps consecutive numbers to ids that differ and look random.
 
 
 class IdStream:
@@ -51,7 +51,7 @@ class IdStream:
         if not (new >= 0 and repeated >= 0 and new + repeated <= 1 + 1e-9):
             raise ValueError(f"parts of a batch must be from 0, and at most 1 together, not {new} and {repeated}")
         self.num_ids = num_first
-        self._sizes = (round(keys * new), round(keys * repeated))
+        self._sizes = (round(keys * new), round(keys * repeated))  # Numbers of new and of repeated ids in a batch.
         if self._sizes[0] < 1:
             raise ValueError(
                 f"a batch of {keys} ids of which {new} are new has no new one, so the table would not grow"
@@ -71,7 +71,7 @@ class IdStream:
         ids = np.concatenate((new, repeated, self.num_ids - 1 - ages))
         self._random.shuffle(ids)
         self._last = ids
-        return torch.from_numpy(ids) * _SCATTER
+        return torch.from_numpy(ids) * _ID_MULTIPLIER
 
 
 def main(argv: Sequence[str]) -> int:
@@ -138,15 +138,16 @@ def _make(options: argparse.Namespace) -> HashTableCollection:
 
 
 def _insert(tables: HashTableCollection, count: int) -> None:
+    """Looks up the first ids of the stream in large batches. A lookup inserts the ids that the table lacks."""
     with torch.no_grad():
         for first in range(0, count, 1 << 18):
-            ids = torch.arange(first, min(first + (1 << 18), count)) * _SCATTER
+            ids = torch.arange(first, min(first + (1 << 18), count)) * _ID_MULTIPLIER
             tables({"items": (ids, torch.tensor([len(ids)]))})
 
 
 def _step(tables: HashTableCollection, ids: torch.Tensor) -> None:
-    vectors = tables({"items": (ids, torch.tensor([len(ids)]))})["items"]
-    vectors.sum().backward()  # type: ignore[no-untyped-call]
+    embeddings = tables({"items": (ids, torch.tensor([len(ids)]))})["items"]
+    embeddings.sum().backward()  # type: ignore[no-untyped-call]
     tables.optimizer.step()
 
 
@@ -166,6 +167,7 @@ def _growth_point(params: dict[str, object], seconds: Sequence[float], statistic
 
 
 def _resident_bytes() -> int:
+    """Largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -205,7 +207,11 @@ def _time(call: object) -> float:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """The table of step times and memory, and the table of checkpoints."""
+    """Formats the table of step times and memory, and the table of checkpoints.
+
+    The columns "keys" and the second "rows" are memory of the key index and of the rows. The last column is their
+    excess over the bytes of keys, embeddings and optimizer state.
+    """
     growth = points[0]
     extra = growth.extra
     lines = [

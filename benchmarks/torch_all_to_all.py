@@ -37,7 +37,10 @@ def measure(options: argparse.Namespace) -> list[Point]:
 
 
 def format_points(points: Sequence[Point]) -> str:
-    """Formats the table: one row for each number of ranks, split and size."""
+    """Formats the table: one row for each number of ranks, split (bytes by destination) and size.
+
+    "faster" is Gloo's time divided by Headway's, with its lowest and highest value over the rounds.
+    """
     others = {point.key: point for point in points if point.system == _GLOO}
     rows = []
     for point in points:

@@ -8,6 +8,7 @@
 //
 // Example: crc32("123456789") is 0xCBF43926, the check value of this code.
 // Invariants: kTables[d][b] is the CRC of byte b followed by d zero bytes, without the inversions at begin and end.
+//   `so_far` is the CRC of the bytes before `bytes`.
 // Complexity: O(bytes), 1.5 to 3 GB/s; 8 KiB of tables.
 // Source: M. Kounavis and F. Berry, "A systematic approach to building high performance software-based CRC generators",
 //   ISCC 2005 (slicing by eight).

@@ -59,6 +59,7 @@ char const* name_of(LogLevel level) {
   return level >= LogLevel::kInfo ? "info" : "debug";
 }
 
+/// Writes a record as one line. `note` follows the message.
 void write_to_stderr(LogRecord const& record, std::string const& note = {}) noexcept {
   std::time_t const seconds = std::chrono::system_clock::to_time_t(record.time);
   std::tm parts{};

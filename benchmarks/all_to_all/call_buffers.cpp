@@ -42,6 +42,7 @@ void for_each_word(std::size_t size, std::uint64_t seed, Visit visit) {
   if (offset < size) visit(offset, size - offset, pattern_word(seed, offset / kWordBytes));
 }
 
+/// `flip` is XORed into each word: 0, or all ones for the complement of the pattern.
 void write_pattern(std::span<std::byte> block, std::uint64_t seed, std::uint64_t flip) {
   for_each_word(block.size(), seed, [&](std::size_t offset, std::size_t bytes, std::uint64_t word) {
     word ^= flip;

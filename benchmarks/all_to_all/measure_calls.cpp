@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Measures the time per all-to-all for each size: warm-up calls, then timed ones. With lag + 1 > 1 calls in flight,
-// calls complete in bursts, so times are averaged over a burst before they are summarised. Data is checked before and
-// after, untimed.
+// Measures the time per all-to-all for each size: warm-up calls, then timed ones. A rank may run `lag` calls ahead of
+// its peers, so lag + 1 calls are in flight. With lag > 0 calls complete in bursts, so times are averaged over windows
+// of several bursts before they are summarised. A point has the times of rank 0, and the median of the slowest rank.
+// Data is checked before and after, untimed.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"
@@ -28,6 +29,7 @@ void measure_size(RankContext const& context, Exchange& exchange, std::size_t by
   context.barrier.wait();
   exchange_and_check(exchange, sets, 1);
 
+  // gather() returns one column per value, with an entry for each rank. Here it is one value.
   auto const medians = context.barrier.gather(std::vector{summary.median_s})[0];
   if (!context.is_root()) return;
   JsonObject point;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Measures a plain copy of the same bytes by memcpy(), as the floor under any exchange in shared memory.
+// Measures a plain copy of the same bytes by memcpy(), as the floor under any exchange in shared memory. All ranks copy
+// at the same time, each its own memory. A point has the times of rank 0.
 
 #include "call_loop.hpp"
 #include "measurements.hpp"

@@ -38,6 +38,7 @@ std::vector<double> shares_of_core(RankContext const& context, Wait wait) {
   wait();
   double const burnt_s = processor_time_s() - burnt_before_s;
   std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
+  // gather() returns one column per value, with an entry for each rank. Here it is one value.
   return context.barrier.gather(std::vector{burnt_s / elapsed.count()})[0];
 }
 

@@ -76,7 +76,7 @@ void measure_size(RankContext const& context, std::vector<Contender>& contenders
     for (std::size_t i = 0; i < contenders.size(); ++i) {
       auto& contender = contenders[(turn + i) % contenders.size()];
       context.barrier.wait();
-      (void)contender.time(2);
+      (void)contender.time(2);  // The first calls after another group's turn are not timed.
       contender.turns_s.push_back(mean(contender.time(calls)));
     }
   }

@@ -57,6 +57,7 @@ void measure_memory(RankContext const& context) {
   double const used = proportional_bytes();
 
   auto const reserved = static_cast<double>(exchange->reserved_bytes());
+  // One column per value, with an entry for each rank.
   auto const columns = context.barrier.gather(std::array{reserved, connected - before, used - before});
   if (!context.is_root()) return;
   JsonObject point;

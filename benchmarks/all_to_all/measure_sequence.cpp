@@ -41,6 +41,7 @@ void measure_count(RankContext const& context, Exchange& exchange, std::size_t b
   std::vector<double> per_call_s;
   for (std::size_t row = 0; row < rows; ++row) per_call_s.push_back(time_row(context, exchange, count));
   auto const summary = summarize(per_call_s);
+  // gather() returns one column per value, with an entry for each rank. Here it is one value.
   auto const medians = context.barrier.gather(std::vector{summary.median_s})[0];
   if (!context.is_root()) return;
   JsonObject point;

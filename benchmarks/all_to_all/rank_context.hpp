@@ -24,7 +24,7 @@ struct RankContext {
   Settings const& settings;
   RankIdentity identity;
   std::filesystem::path store;  ///< Directory that all ranks share; they find each other through files in it.
-  std::string system;           ///< Name of the system under test, for the points.
+  std::string system;           ///< Name of the system under test, for the points (printed JSON lines).
   Connect connect;
   Allocate allocate;  ///< Allocates the send and receive buffers.
   RankBarrier& barrier;

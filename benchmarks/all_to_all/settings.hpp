@@ -16,7 +16,7 @@ namespace headway::benchmarks {
 enum class Mode {
   kCalls,     ///< Blocking calls back to back (or lag + 1 in flight), one point per size.
   kSequence,  ///< Time per call in rows of 1, 10, ... calls.
-  kLagCost,   ///< Groups with different bounds in turn, so that each bound can be compared with bound 0 turn by turn.
+  kLagCost,   ///< Groups with different values of `lag` in turn, so that each can be compared with lag 0 turn by turn.
   kIdle,      ///< CPU time that ranks use while they wait and while nothing is pending.
   kMemory,    ///< Memory of a group.
   kCopy,      ///< No exchange: all ranks copy their own memory at the same time.
@@ -32,14 +32,17 @@ struct Settings : RankSettings {
   std::size_t repetitions = 0;            ///< Timed calls of a point; 0: chosen by size.
   Split split = Split::kEven;
   std::string split_name = "even";
-  int lag = 0;                           ///< Calls in flight, less one: GroupOptions::max_lag.
+  int lag = 0;                           ///< Calls that a rank may run ahead of its peers (GroupOptions::max_lag).
   std::vector<int> lags{0, 1, 2, 3, 4};  ///< Values of `lag` that kLagCost compares.
   std::vector<std::size_t> counts{1, 10, 100, 1000, 10000, 100000};  ///< Calls per row of kSequence.
-  std::optional<std::size_t> slot_bytes;  ///< GroupOptions::slot_bytes: larger blocks do not lag; empty: the default.
-  std::optional<std::size_t> get_bytes;   ///< GroupOptions::min_get_bytes; empty: the default.
-  std::string transport;                  ///< Empty: the system's default.
-  bool registered = false;                ///< Allocate blocks in memory that the system keeps registered.
-  double idle_s = 2.0;                    ///< Seconds that kIdle measures.
+  /// GroupOptions::slot_bytes; empty: the default. An exchange with a larger block works, but no rank runs ahead in it.
+  std::optional<std::size_t> slot_bytes;
+  /// GroupOptions::min_get_bytes: from this size on the receiver reads a block from the sender's memory, where the
+  /// transport can. Empty: the default.
+  std::optional<std::size_t> get_bytes;
+  std::string transport;    ///< Empty: the system's default.
+  bool registered = false;  ///< Allocate blocks in memory that the system keeps registered.
+  double idle_s = 2.0;      ///< Seconds that kIdle measures.
 };
 
 /// @throws SettingsError

@@ -24,7 +24,7 @@ std::size_t even_bytes(std::size_t total, int source, int destination, int ranks
 }
 
 /// Position of `destination` in the popularity order of `source`, from 0.
-int popularity_place(int source, int destination, int ranks) {
+int popularity_position(int source, int destination, int ranks) {
   std::vector<int> order(static_cast<std::size_t>(ranks));
   std::iota(order.begin(), order.end(), 0);
   std::mt19937 random(static_cast<std::uint32_t>(source) + 1);
@@ -32,9 +32,9 @@ int popularity_place(int source, int destination, int ranks) {
   return static_cast<int>(std::find(order.begin(), order.end(), destination) - order.begin());
 }
 
-/// Bytes of the block at `place` in the popularity order, from 0. The blocks add up to `total`, since borders are
-/// rounded. The share of a block is proportional to 1 / (place + 1).
-std::size_t zipf_bytes(std::size_t total, int place, int ranks) {
+/// Bytes of the block at `position` in the popularity order, from 0. The blocks add up to `total`, since borders are
+/// rounded. The share of a block is proportional to 1 / (position + 1).
+std::size_t zipf_bytes(std::size_t total, int position, int ranks) {
   auto const harmonic = [](int terms) {
     double sum = 0;
     for (int i = 1; i <= terms; ++i) sum += 1.0 / i;
@@ -44,7 +44,7 @@ std::size_t zipf_bytes(std::size_t total, int place, int ranks) {
   auto const border = [&](int terms) {
     return terms == ranks ? total : static_cast<std::size_t>(std::llround(scale * harmonic(terms)));
   };
-  return border(place + 1) - border(place);
+  return border(position + 1) - border(position);
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ std::size_t block_bytes(Split split, std::size_t bytes_per_rank, int source, int
     case Split::kEven:
       return even_bytes(bytes_per_rank, source, destination, ranks);
     case Split::kZipf:
-      return zipf_bytes(bytes_per_rank, popularity_place(source, destination, ranks), ranks);
+      return zipf_bytes(bytes_per_rank, popularity_position(source, destination, ranks), ranks);
     case Split::kIncast:
       return zipf_bytes(bytes_per_rank, destination, ranks);
   }

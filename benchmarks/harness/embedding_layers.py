@@ -27,7 +27,7 @@ from dlrm_examples.support.text_table import format_ratio, format_table, format_
 
 FBGEMM, HEADWAY = "fbgemm", "headway"
 #: Multiplier that turns rows of a static table into ids. It is odd, so no two ids are equal.
-SCATTER = 0x1E3779B97F4A7C15
+ID_MULTIPLIER = 0x1E3779B97F4A7C15
 
 
 def table_names(options: argparse.Namespace) -> list[str]:
@@ -46,7 +46,7 @@ def make_collection(
 ) -> HashTableCollection:
     """Makes tables with one feature each. Their equal configuration lets the collection merge them into one table.
 
-    ``more`` holds further options of the collection.
+    ``pooling`` is "sum", or None for one output per id. ``more`` holds further options of the collection.
     """
     names = table_names(options)
     return HashTableCollection(

@@ -100,7 +100,10 @@ def make_model(system: str, options: ModelOptions) -> Any:
 
 
 def table_counts(system: str, model: Any) -> dict[str, int]:
-    """Returns counters of this rank's shard of a dynamic table; empty for TorchRec's systems."""
+    """Returns counters of this rank's shard of a dynamic table; empty for TorchRec's systems.
+
+    ``refused`` counts ids that got no row because the table was full.
+    """
     import headway.torchrec
 
     if system in PEERS:

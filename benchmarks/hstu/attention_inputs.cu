@@ -76,6 +76,7 @@ AttentionInputs::AttentionInputs(AttentionPoint const& point) {
   forward.num_heads = point.num_heads;
   forward.dim = forward.value_dim = point.dim;
   std::int64_t const row = std::int64_t{point.num_heads} * point.dim;
+  // Pointer, stride of a token and stride of a head, in elements.
   auto const input = [&] { return kernels::JaggedHeads<void const*>{random_rows(num_tokens * row), row, point.dim}; };
   auto const output = [&] { return kernels::JaggedHeads<void*>{random_rows(num_tokens * row), row, point.dim}; };
   forward.query = input();

@@ -42,6 +42,7 @@ HeadwayChannel::HeadwayChannel(int rank, std::string const& device, std::size_t 
                                         {.address = address, .cache_bytes = options.rdma_cache_bytes});
 }
 
+// A tag announces a message; its `operation` has the lowest 16 bits of the message's number.
 void HeadwayChannel::Sink::arrived(int /*source*/, comm::Tag tag) {
   if (tag.operation != static_cast<std::uint16_t>(num_arrived)) error = "headway: a message is missing";
   ++num_arrived;

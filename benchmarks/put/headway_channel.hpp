@@ -17,7 +17,8 @@ namespace headway::benchmarks {
 /// arrives.
 class HeadwayChannel final : public MessageChannel {
  public:
-  /// Connects to the other rank, which must do the same. `device` has the form of GroupOptions::rdma_device.
+  /// Connects to the other rank, which must do the same. `device` has the form of GroupOptions::rdma_device
+  /// (DEVICE:PORT:GID_INDEX). A message has at most `max_bytes`. `store` passes the connection data.
   HeadwayChannel(int rank, std::string const& device, std::size_t max_bytes, comm::Store& store);
 
   [[nodiscard]] std::span<std::byte> source() override { return source_; }

@@ -14,7 +14,7 @@ namespace headway::benchmarks {
 struct NamedChannel {
   std::string name;
   MessageChannel& channel;
-  std::uint64_t num_sent = 0, num_awaited = 0;  ///< Messages since the connection; their numbers are sequential.
+  std::uint64_t num_sent = 0, num_awaited = 0;  ///< Messages sent, and waited for, since the connection.
 };
 
 /// Checks every system, times all in turns, and prints one point per size and system at rank 0. Ratios compare with the

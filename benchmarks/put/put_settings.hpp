@@ -19,7 +19,7 @@ enum class PutMode {
 struct PutSettings : RankSettings {
   PutMode mode = PutMode::kPingPong;
   std::vector<std::size_t> sizes{8};
-  std::size_t rounds = 100;  ///< Timed turns of each system.
+  std::size_t rounds = 100;  ///< Timed turns of each system. In a turn one system sends `calls` messages.
   std::size_t calls = 100;   ///< Messages (round trips or one way) per turn.
   std::string device;        ///< DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX; empty: the first that is up.
 };

@@ -100,8 +100,8 @@ void VerbsChannel::make_queues() {
 }
 
 // A reliable connection goes through three states. INIT: it has receives. RTR (ready to receive): it knows the other
-// end. RTS (ready to send): it may send, and knows when to repeat what is not acknowledged. Timeouts are exponents:
-// 14 stands for 4.096 us * 2^14 = 67 ms.
+// end. RTS (ready to send): it may send, and knows when to repeat what is not acknowledged. `timeout` is an exponent:
+// 14 stands for 4.096 us * 2^14 = 67 ms. `min_rnr_timer` is a code of the specification: 12 stands for 0.64 ms.
 void VerbsChannel::connect(VerbsAddress const& address, ConnectionInfo const& own, ConnectionInfo const& peer,
                            ibv_mtu mtu) {
   ibv_qp_attr attributes{};

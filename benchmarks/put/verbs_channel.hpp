@@ -23,13 +23,14 @@ struct VerbsAddress {
   std::uint8_t gid_index;
 };
 
-/// MessageChannel over libibverbs alone: one reliable connection, RDMA WRITE_WITH_IMM, inline if the device allows it,
-/// and one completion queue that is polled. It has no credits, so a turn must not send more than kReceives messages.
+/// MessageChannel over libibverbs alone: one reliable connection, RDMA WRITE_WITH_IMM, inline up to 256 bytes, and
+/// one completion queue that is polled. It has no credits, so a turn must not send more than kReceives messages.
 class VerbsChannel final : public MessageChannel {
  public:
-  static constexpr std::uint32_t kReceives = 1024;
+  static constexpr std::uint32_t kReceives = 1024;  ///< Receives that are posted at once.
 
-  /// Connects to the other rank, which must do the same. @throws std::system_error naming the call.
+  /// Connects to the other one of two ranks, which must do the same. A message has at most `max_bytes`. `store` passes
+  /// the connection data. @throws std::system_error naming the call.
   VerbsChannel(int rank, VerbsAddress const& address, std::size_t max_bytes, comm::Store& store);
 
   [[nodiscard]] std::span<std::byte> source() override { return source_; }
@@ -54,11 +55,13 @@ class VerbsChannel final : public MessageChannel {
   void make_queues();
   /// Moves the queue pair to RTS towards `peer`.
   void connect(VerbsAddress const& address, ConnectionInfo const& own, ConnectionInfo const& peer, ibv_mtu mtu);
+  /// Posts `count` receives, a multiple of 16: they are posted in batches of 16.
   void post_receives(std::uint32_t count);
   /// Takes completions: arrivals, and sends that are done.
   void poll();
 
-  std::vector<std::byte> receive_buffer_, source_;
+  std::vector<std::byte> receive_buffer_;  ///< kSlots slots; message i is written into slot i % kSlots.
+  std::vector<std::byte> source_;
   Owned<ibv_context> context_{nullptr, ibv_close_device};
   Owned<ibv_pd> domain_{nullptr, ibv_dealloc_pd};
   Owned<ibv_mr> receive_region_{nullptr, ibv_dereg_mr}, source_region_{nullptr, ibv_dereg_mr};
@@ -66,7 +69,8 @@ class VerbsChannel final : public MessageChannel {
   Owned<ibv_qp> queue_pair_{nullptr, ibv_destroy_qp};
   ConnectionInfo peer_{};
   std::size_t slot_bytes_;  ///< Distance of two receive slots.
-  std::uint64_t num_sent_ = 0, num_acknowledged_ = 0, num_arrived_ = 0;
+  std::uint64_t num_sent_ = 0, num_arrived_ = 0;
+  std::uint64_t num_acknowledged_ = 0;    ///< Requests up to this number are complete.
   std::uint32_t num_receives_taken_ = 0;  ///< Consumed receives that are not posted again yet.
 };
 

@@ -45,7 +45,7 @@ std::vector<int> cores_in_order() {
   }
   std::sort(ordered.begin(), ordered.end());
   std::vector<int> cpus;
-  for (auto const& [place, cpu] : ordered) cpus.push_back(cpu);
+  for (auto const& [threads_before, cpu] : ordered) cpus.push_back(cpu);
   return cpus;
 }
 

@@ -27,7 +27,7 @@ class JsonObject {
   std::string members_;
 };
 
-/// Prints a complete point as one line.
+/// Prints a point, the result of one measurement, as one line on stdout.
 void print_point(JsonObject const& point);
 
 }  // namespace headway::benchmarks

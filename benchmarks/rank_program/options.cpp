@@ -8,7 +8,7 @@ void parse_options(Arguments arguments, Options const& options) {
     std::string_view const name = arguments[i];
     auto const option = options.find(name);
     if (option == options.end()) throw SettingsError("unknown option " + std::string(name) + " (see --help)");
-    // "--bind" stands alone; all other options take the next argument as their value.
+    // A flag such as --bind stands alone; all other options take the next argument as their value.
     if (auto const flag = std::get_if<bool*>(&option->second)) {
       **flag = true;
     } else if (i + 1 == arguments.size()) {

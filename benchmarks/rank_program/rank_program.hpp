@@ -17,7 +17,7 @@ struct RankIdentity {
   int ranks = 1;
 };
 
-/// Options that every program has.
+/// Options of every program that calls run_rank().
 struct RankSettings {
   bool bind = false;                     ///< Pin each rank to a core.
   std::chrono::seconds time_limit{300};  ///< Limit of the whole run.

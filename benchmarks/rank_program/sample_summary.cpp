@@ -10,13 +10,13 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// Quantile q of n sorted samples lies at place q * (n - 1), between two samples if that is no whole number. Of five
-/// samples, the 95% quantile lies at 3.8: it is the fourth plus 0.8 of the way to the fifth.
-double quantile(std::vector<double> const& sorted, double share) {
-  double const place = share * static_cast<double>(sorted.size() - 1);
-  auto const below = static_cast<std::size_t>(place);
+/// Quantile q of n sorted samples lies at index q * (n - 1), counted from 0, between two samples if that is no whole
+/// number. Of five samples, the 95% quantile lies at 3.8: it is the fourth plus 0.8 of the way to the fifth.
+double quantile(std::vector<double> const& sorted, double q) {
+  double const position = q * static_cast<double>(sorted.size() - 1);
+  auto const below = static_cast<std::size_t>(position);
   std::size_t const above = std::min(below + 1, sorted.size() - 1);
-  return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
+  return std::lerp(sorted[below], sorted[above], position - static_cast<double>(below));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the adaptive-lag benchmark: loops with several patterns of lateness, under fixed bounds and "auto".
 
+The bound, max_lag, is the number of exchanges that may be pending after each step.
+
 Started by ``benchmarks.adaptive_lag`` with the fields of ``RankSettings``.
 """
 
@@ -18,7 +20,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-_ROW_BYTES = 256
+_ROW_BYTES = 256  #: From each rank to each rank per exchange.
 _WARM_UP_STEPS = 5
 
 MaxLag = int | Literal["auto"]
@@ -30,8 +32,11 @@ class RankSettings:
     """Settings of one rank; see the options of ``benchmarks.adaptive_lag``.
 
     Attributes:
+        patterns: patterns of lateness, by the names that ``draw_delays()`` takes.
         max_lags: fixed values and "auto".
         limit: largest bound that "auto" may choose.
+        steps: exchanges of a run.
+        rounds: runs of each pattern and bound.
     """
 
     rank: int
@@ -62,7 +67,7 @@ def draw_delays(pattern: str, *, rank: int, num_ranks: int, num_steps: int, seed
     own = np.random.default_rng((seed, rank))
     if pattern == "random":
         return own.uniform(0.0, 0.010, num_steps)
-    if pattern == "drifting":  # Another rank is slow every few steps, before it has fallen far behind.
+    if pattern == "drifting":  # Another rank is slow every two steps, before it has fallen far behind.
         turn = np.random.default_rng(seed).integers(0, num_ranks, num_steps // 2 + 1).repeat(2)[:num_steps]
         return np.where(turn == rank, 0.008, 0.002)
     if pattern == "bursts":
@@ -85,7 +90,7 @@ def run_loop(group: dist.ProcessGroup, max_lag: MaxLag, delays_s: Delays, num_ra
         arrived = time.perf_counter()
         time.sleep(delay_s)
         work = dist.all_to_all_single(torch.empty_like(sent), sent, group=group, async_op=True)
-        # Waits until at most max_lag exchanges are pending. Yields the arrival times of those that are complete.
+        # Waits until at most max_lag exchanges are pending. Returns the arrival times of those that completed.
         for earlier in queue.push(work, arrived):
             latencies_s.append(time.perf_counter() - earlier)
         lags.append(queue.max_lag)
@@ -96,10 +101,11 @@ def run_loop(group: dist.ProcessGroup, max_lag: MaxLag, delays_s: Delays, num_ra
 
 
 def measure(settings: RankSettings, pattern: str, index: int) -> None:
-    """Prints one point per bound at rank 0, with means over ranks."""
+    """Prints one point per bound at rank 0, with means over ranks. ``index`` is the round."""
+    # The seed is the same on all ranks, so they agree on the order.
     order = np.random.default_rng((index, len(pattern))).permutation(len(settings.max_lags))
-    for place in order:
-        max_lag = settings.max_lags[place]
+    for position in order:
+        max_lag = settings.max_lags[position]
         limit = settings.limit if max_lag == "auto" else max_lag
         options = headway.Options(max_lag=max_lag, max_lag_limit=limit, slot_bytes=4096)
         group = dist.new_group(backend="headway", pg_options=options)

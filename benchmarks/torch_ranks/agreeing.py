@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets all ranks of a benchmark drop a system together if it fails at some of them."""
+"""Lets all ranks of a benchmark drop a system (a library under test) together if it fails at some of them."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ class RankSettings:
 
     Attributes:
         systems: backends, in the order of the first round.
+        splits: distributions of a rank's bytes over the destinations (``block_sizes.SPLITS``).
         unit: block sizes are multiples of this number of bytes.
         repetitions: timed calls; None: chosen by size.
     """

@@ -37,7 +37,7 @@ def block_sizes(split: str, bytes_per_rank: int, *, source: int, num_ranks: int,
         raise ValueError(f"split {split!r}: one of {', '.join(SPLITS)}")
     weights = [1.0] * num_ranks
     if split == "zipf":
-        weights = [1.0 / place for place in range(1, num_ranks + 1)]
+        weights = [1.0 / position for position in range(1, num_ranks + 1)]
     elif split in _SKEWS:
         weights = _skewed_weights(split, num_ranks)
     sizes = _round_borders(weights, bytes_per_rank, unit)

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the benchmark on GPUs: NCCL and Headway groups of the same processes take turns.
 
-Started by ``benchmarks.cuda_all_to_all`` with the fields of ``RankSettings``.
+Systems are ``nccl``, ``headway``, and variants of both. ``headway_slots``: the receive buffer is the output.
+``headway_empty``: peers write directly into an output from ``headway.empty()``. ``NCCL_COPY_ENGINES``: NCCL without
+kernels.
+
+Started by ``benchmarks.cuda_all_to_all`` with the fields of ``CudaSettings``.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class CudaSettings(RankSettings):
     def act_on_hosts(self) -> None:
         """Keeps ranks of different pretended hosts from using GPU links and, with ``tcp``, shared memory.
 
-        Call it before any group is made.
+        NCCL does not know the pretended hosts, so it loses these between all ranks. Call it before any group is made.
         """
         if self.hosts == 1:
             return
@@ -113,7 +117,7 @@ class SlotBlocks(Blocks):
 
 
 def make_slot_blocks(settings: CudaSettings, split: str, bytes_per_rank: int, group: dist.ProcessGroup) -> SlotBlocks:
-    """Makes tensors, splits and a ring for one size."""
+    """Makes tensors, splits and a ring for one size. A ring's blocks must be multiples of 512 bytes."""
     by_source = settings.blocks_by_source(split, bytes_per_rank)
     sent, received = by_source[settings.rank], [sizes[settings.rank] for sizes in by_source]
     largest = max(size for sizes in by_source for size in sizes)
@@ -168,7 +172,7 @@ def measure(settings: CudaSettings, groups: dict[str, dist.ProcessGroup], split:
     blocks_of: dict[str, Blocks] = dict.fromkeys(systems, plain)
     if "headway_slots" in settings.systems:
         blocks_of["headway_slots"] = make_slot_blocks(settings, split, size, groups["headway"])
-    if "headway_empty" in settings.systems:
+    if "headway_empty" in settings.systems:  # The output is memory that peers write directly.
         output_B = headway.empty(len(plain.output_B), dtype=plain.output_B.dtype, device=settings.device)
         blocks_of["headway_empty"] = replace(plain, output_B=output_B)
     if NCCL_COPY_ENGINES in systems:

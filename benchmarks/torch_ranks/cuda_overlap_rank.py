@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the overlap benchmark: work on one stream, exchanges on another.
+"""One rank of the overlap benchmark: work on one stream, exchanges on another. Both are timed.
 
 Started by ``benchmarks.cuda_overlap`` with the fields of ``OverlapSettings``.
 """
@@ -31,7 +31,12 @@ from benchmarks.torch_ranks.cuda_ranks import (
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapSettings:
-    """Settings of one rank; see the options of ``benchmarks.cuda_overlap``."""
+    """Settings of one rank; see the options of ``benchmarks.cuda_overlap``.
+
+    Attributes:
+        systems: names that ``make_exchange()`` takes.
+        works: names that ``make_work()`` takes.
+    """
 
     rank: int
     ranks: int
@@ -95,7 +100,14 @@ def make_work(name: str, device: torch.device) -> Callable[[], None]:
 
 
 def make_exchange(system: str, settings: OverlapSettings, groups: dict[str, Any]) -> Callable[[], None]:
-    """Makes a function that does one even exchange of a rank's bytes."""
+    """Makes a function that does one even exchange of a rank's bytes.
+
+    Args:
+        system: ``none``; ``copies``: bare copies between devices; ``headway_slots``: the receive buffer is the output;
+            ``headway_empty``: peers write the output directly; NCCL's copy engines; or the name of a backend.
+        settings: settings of this rank.
+        groups: group of each system.
+    """
     if system == "none":
         return lambda: None
     block = settings.bytes_per_rank // settings.ranks
@@ -186,7 +198,7 @@ def time_beside(
 
 
 def measure(settings: OverlapSettings, groups: dict[str, Any], work_name: str) -> None:
-    """Prints one point per round and system at rank 0."""
+    """Prints one point per round, system and rank, at rank 0."""
     work = make_work(work_name, settings.device)
     exchanges = {system: make_exchange(system, settings, groups) for system in settings.systems}
     stream = torch.cuda.Stream()
@@ -198,9 +210,9 @@ def measure(settings: OverlapSettings, groups: dict[str, Any], work_name: str) -
         torch.cuda.synchronize()
         dist.barrier()
         each_s = time_alone(exchange, 10)
-        slowest = torch.tensor([alone_s / each_s if system != "none" else 0.0])
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        counts[system] = int(1.3 * float(slowest)) + 1  # Enough to last longer than the work, the same on all ranks.
+        per_work = torch.tensor([alone_s / each_s if system != "none" else 0.0])
+        dist.all_reduce(per_work, op=dist.ReduceOp.MAX)
+        counts[system] = int(1.3 * float(per_work)) + 1  # Enough to last longer than the work, the same on all ranks.
     for index in range(settings.rounds):
         order = settings.systems if index % 2 == 0 else list(reversed(settings.systems))
         for system in order:
@@ -220,7 +232,7 @@ def print_point(
     exchanges: int,
     clock_mhz: float,
 ) -> None:
-    """Prints one JSON line with this rank's point."""
+    """Gathers the points of all ranks. Rank 0 prints one JSON line for each."""
     point = {
         "name": "cuda_overlap",
         "params": {"ranks": settings.ranks, "bytes_per_rank": settings.bytes_per_rank, "work": work},
@@ -231,6 +243,7 @@ def print_point(
         # A rank's point is a round of its own, so that ratios compare times of one rank.
         "round": index * settings.ranks + settings.rank,
         "clock_mhz": clock_mhz,
+        # Exchanges ran during all of the work.
         "covered": system == "none" or exchange_s > work_s,
         "exchange_s": exchange_s / exchanges if system != "none" else 0.0,
     }

@@ -35,7 +35,7 @@ class ConnectSettings(Protocol):
 
 
 def connect(settings: ConnectSettings, *, transport: str = "auto") -> dict[str, dist.ProcessGroup]:
-    """Makes one group per system. Headway's systems share a group."""
+    """Makes one group per system. Headway's systems share a group: they differ in the memory of their tensors only."""
     torch.cuda.set_device(device_of(settings.rank))
     timeout = timedelta(seconds=settings.timeout_s)
     options = headway.Options(transport=transport)

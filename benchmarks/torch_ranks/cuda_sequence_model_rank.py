@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness.embedding_layers import SCATTER, make_points
+from benchmarks.harness.embedding_layers import ID_MULTIPLIER, make_points
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point, fields_of
 from benchmarks.harness.sequence_models import (
@@ -51,9 +51,15 @@ class SequenceSettings:
     Attributes:
         systems: systems in the order of their turns.
         dim: columns of an embedding: ``factor`` times the base dimension.
-        batch: lists of this rank in a step.
+        batch: lists of ids of this rank in a step.
+        length: ids of a list.
         warm_up: steps that are not timed: enough to fill tables with a limit.
+        ids: number of different ids.
+        exponent: exponent of the power law of their popularity.
         slots: rows of a limited table, over all ranks.
+        optimizer: optimizer of the tables.
+        eviction_interval: batches after which TorchRec's managed collisions choose the ids that they keep.
+        rounds: timed steps of each system.
         timeout_s: limit of a wait for another rank.
     """
 
@@ -86,7 +92,7 @@ class Step(NamedTuple):
 
 @dataclass
 class System:
-    """One system's model and its timed steps."""
+    """One system's model, the optimizer of its dense parameters, and its timed steps."""
 
     model: Any
     dense: torch.optim.Optimizer
@@ -119,16 +125,17 @@ class Turns:
         try:
             return on_all_ranks(action, self._options.device)
         except SystemFailure as failure:
-            told = textwrap.indent(str(failure), "  ")
+            reason = textwrap.indent(str(failure), "  ")
         if self._settings.rank == 0:
             where = f"{self._settings.ranks} ranks, dim {self._settings.dim}"
-            print(f"{name}, {where}, is left out:\n{told}", flush=True)
+            print(f"{name}, {where}, is left out:\n{reason}", flush=True)
         self.systems.pop(name, None)
         _free(self._options.device)
         return None
 
     def _make(self, name: str) -> None:
         model = make_model(name, self._options)
+        # The dense parameters are those of `over`, the layers above the embeddings.
         dense = [
             parameter for path, parameter in model.named_parameters() if ".over." in path or path.startswith("over.")
         ]
@@ -204,10 +211,11 @@ def _free(device: torch.device) -> None:
 
 
 def _draw_ids(settings: SequenceSettings, random: np.random.Generator, device: torch.device) -> torch.Tensor:
+    """Draws this rank's ids of a step: (batch, length) int64."""
     size = settings.batch * settings.length
     popularity = draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size)
     # An odd factor keeps the ids distinct.
-    return (torch.from_numpy(popularity) * SCATTER & (1 << ID_BITS) - 1).to(device).view(-1, settings.length)
+    return (torch.from_numpy(popularity) * ID_MULTIPLIER & (1 << ID_BITS) - 1).to(device).view(-1, settings.length)
 
 
 def main(fields: Mapping[str, Any]) -> None:

@@ -36,7 +36,12 @@ _TRACED_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Settings of one rank; see the options of ``benchmarks.cuda_training``."""
+    """Settings of one rank; see the options of ``benchmarks.cuda_training``.
+
+    Attributes:
+        groups: 1: ids and rows use one process group; 2: ids have a group of their own.
+        trace_dir: folder for profiler traces; None: no traces.
+    """
 
     rank: int
     ranks: int

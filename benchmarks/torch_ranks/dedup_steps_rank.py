@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the benchmark of deduplication settings.
+"""One rank of the benchmark of deduplication before and after the exchange of ids.
 
 Started by ``benchmarks.dedup_steps`` with the fields of ``DedupSettings``.
 """
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from headway.embedding import FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig
 
 from benchmarks.dedup_traffic import DEDUPS
-from benchmarks.harness.embedding_layers import SCATTER
+from benchmarks.harness.embedding_layers import ID_MULTIPLIER
 from benchmarks.torch_ranks.cuda_ranks import device_of
 from dlrm_examples.support.data.zipf import draw_zipf
 
@@ -29,7 +29,14 @@ _NUM_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DedupSettings:
-    """Settings of one rank; see the options of ``benchmarks.dedup_steps``."""
+    """Settings of one rank; see the options of ``benchmarks.dedup_steps``.
+
+    Attributes:
+        keys: ids of this rank in a step.
+        length: ids of a list.
+        ids: number of different ids.
+        exponent: exponent of the power law of their popularity.
+    """
 
     rank: int
     ranks: int
@@ -45,7 +52,7 @@ class DedupSettings:
 
 
 class Course:
-    """A collection with one setting of deduplication, and its batches."""
+    """A collection with one of ``DEDUPS`` (dedup nowhere, before or after the exchange, or both), and its batches."""
 
     def __init__(self, settings: DedupSettings, dedup: str, batches: list[torch.Tensor], group: dist.ProcessGroup):
         self._device = batches[0].device
@@ -73,7 +80,7 @@ class Course:
 
 
 def main(fields: Mapping[str, Any]) -> None:
-    """Measures every setting in turns."""
+    """Measures every entry of ``DEDUPS`` in turns."""
     settings = DedupSettings(**fields)
     is_cuda = settings.device == "cuda"
     device = device_of(settings.rank) if is_cuda else torch.device("cpu")
@@ -86,7 +93,7 @@ def main(fields: Mapping[str, Any]) -> None:
     drawn = [
         draw_zipf(random, num_values=settings.ids, exponent=settings.exponent, size=size) for _ in range(_NUM_BATCHES)
     ]
-    batches = [torch.from_numpy(ids * SCATTER).to(device) for ids in drawn]
+    batches = [torch.from_numpy(ids * ID_MULTIPLIER).to(device) for ids in drawn]
     gradients = torch.full((size, settings.dim), 1e-3, device=device)
     courses = {dedup: Course(settings, dedup, batches, group) for dedup in DEDUPS}
     for course in courses.values():

@@ -42,7 +42,10 @@ def _return_argument(x: torch.Tensor) -> torch.Tensor:
 
 
 def make_call(system: str, settings: FuturesSettings) -> Callable[[], None]:
-    """Returns a function that starts one operation of ``system`` and waits for its future."""
+    """Returns a function that starts one operation of ``system`` and waits for its future.
+
+    F: floats of a tensor, two for each rank.
+    """
     input_F = torch.full((2 * settings.ranks,), float(settings.rank))
     if system == _TORCH_ALONE:
         return lambda: torch.jit.wait(torch.jit.fork(_return_argument, input_F))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training step in the shape of TorchRec's: sharded tables, exchanges of ids and rows, a replicated dense part.
 
-Shapes: R ranks, B samples of a rank's batch, T tables in all, L = T / R tables of a rank, D columns, N ids.
+Shapes: R ranks, B samples of a rank's batch, b = B or B / 2 samples of a part of it, T tables in all, L = T / R tables
+of a rank, D columns, N ids. A bag is the ids of one sample in one table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ModelSizes:
     dim: int = 128
     batch: int = 8192
     most_ids: int = 8  # Largest number of ids of a sample in a table; the smallest is 1.
-    widths: tuple[int, ...] = (4096, 4096, 4096)
+    widths: tuple[int, ...] = (4096, 4096, 4096)  # Outputs of the hidden layers of the dense part, an MLP.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ class Trainer:
             raise ValueError(f"{sizes.tables} tables must share out among {self._ranks} ranks, and the batch halve")
         self._local_tables = sizes.tables // self._ranks
         first = torch.arange(self._local_tables, device=device) * sizes.rows_per_table
+        # (R * L * B,) row of the stacked tables where the table of each bag begins.
         self._first_row = first.repeat_interleave(sizes.batch).repeat(self._ranks)
         own = torch.Generator(device).manual_seed(seed + 1 + group.rank())
         self.rows = torch.empty(self._local_tables * sizes.rows_per_table, sizes.dim, device=device)
@@ -171,7 +173,7 @@ class Trainer:
             for inputs, outputs in pairwise(widths)
         ]
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._owned: OwnedIds | None = None
+        self._owned: OwnedIds | None = None  # Ids of the next batch, if an overlapped step has exchanged them.
 
     def step(self, batch: Batch, following: Batch, schedule: Schedule) -> torch.Tensor:
         """Trains on a batch; returns this rank's mean loss, on the device.
@@ -182,12 +184,12 @@ class Trainer:
             schedule: ``serial`` or ``overlapped``.
         """
         owned = self._exchange_ids(batch) if self._owned is None else self._take_owned(self._owned)
-        parts = self._sizes.batch // (1 if schedule == "serial" else 2)
+        part_size = self._sizes.batch // (1 if schedule == "serial" else 2)
         bags = self._look_up(owned).view(self._ranks, self._local_tables, self._sizes.batch, -1)
-        arriving = [self._of_rows.start(part.contiguous()) for part in bags.split(parts, dim=2)]
+        arriving = [self._of_rows.start(part.contiguous()) for part in bags.split(part_size, dim=2)]
         del bags
         losses, leaving = [], []
-        for (work, received), labels in zip(arriving, batch.labels.split(parts), strict=True):
+        for (work, received), labels in zip(arriving, batch.labels.split(part_size), strict=True):
             self._wait(work)
             loss, gradient = self._learn(received, labels)
             losses.append(loss)

@@ -16,7 +16,7 @@
 // - A received block shares no memory with any other block. Peers write at any time, so the result would be random
 //   otherwise. The block that a rank sends to itself may equal its destination, as for an all_gather in place.
 // - Sizes and types of the ranks are compared by the group, message by message; a mismatch fails the operation.
-// Complexity: O(ranks) per call on the host, plus O(n log n) where blocks may overlap (tensors/memory_overlap.cpp).
+// Complexity: O(ranks) per call on the host, plus O(n log n) if the n blocks may overlap (tensors/memory_overlap.cpp).
 
 #include "backend/headway_backend.hpp"
 #include "tensors/memory_overlap.hpp"
@@ -140,6 +140,7 @@ void expects_disjoint_scattering(std::string_view op_name, Sources const& sends,
   blocks.expect_disjoint(op_name);
 }
 
+/// Starts one all_gather per input, on a comm::Group or a DeviceGroupAdaptor.
 template <typename AnyGroup>
 auto all_gather_each(AnyGroup& group, Sources const& blocks, std::vector<Destinations> const& receives,
                      std::vector<at::Tensor> const& inputs) {

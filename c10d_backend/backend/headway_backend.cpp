@@ -7,8 +7,8 @@
 // have taken everything that this rank has sent.
 //
 // Threads: PyTorch calls with and without the interpreter lock. A call that may wait for another thread or for a peer
-// releases it first. No lock of this class is held during a call of the group or of a delegate, since these may call
-// back.
+// releases it first. No lock of this class is held during a call of the group or of a delegate (the Gloo or NCCL group
+// that reduces), since these may call back.
 
 #include "backend/headway_backend.hpp"
 
@@ -193,6 +193,7 @@ void HeadwayBackend::shutdown() {
     handle = handle_;  // Kept in handle_ until the end, so that abort() can interrupt this call.
     if (auto const found = delegates_.find(c10::DeviceType::CUDA); found != delegates_.end()) nccl = found->second;
   }
+  // Drops the backend's reference when this call ends, also by an exception.
   auto const left = std::shared_ptr<void>(nullptr, [this](void*) {
     std::lock_guard const lock(mutex_);
     handle_ = nullptr;

@@ -37,7 +37,7 @@ struct HeadwayOptions final : c10d::Backend::Options {
 
   comm::GroupOptions group;  ///< Its `timeout` and `name` are replaced by those of the base class when a group is made.
   std::size_t cuda_slot_bytes = comm::DeviceOptions().slot_bytes;  ///< Largest fragment of a block on a CUDA device.
-  std::string flight_folder;    ///< Folder for the flight records of a failed group; empty disables writing.
+  std::string flight_folder;    ///< Folder for a failed group's flight records (last operations); empty: not written.
   bool has_slot_bytes = false;  ///< True if the user set slot_bytes, which then overrides the environment.
   bool has_timeout = false;     ///< True if the user set a timeout, which then overrides that of init_process_group().
 };
@@ -155,7 +155,8 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(c10d::BarrierOptions const& options) override;
 
-  /// alltoall_base() on one of the group's channels, for which c10d has no parameter.
+  /// alltoall_base() on one of the group's channels, for which c10d has no parameter. Channels are independent
+  /// sequences of all-to-alls, numbered from 0.
   c10::intrusive_ptr<c10d::Work> all_to_all_on_channel(at::Tensor const& output, at::Tensor const& input,
                                                        std::vector<std::int64_t> const& output_splits,
                                                        std::vector<std::int64_t> const& input_splits, int channel,
@@ -188,16 +189,18 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   /// come within the timeout: on rank 0 all of them or the first, on other ranks the error of rank 0.
   void monitoredBarrier(c10d::BarrierOptions const& options, bool wait_all_ranks) override;
 
-  /// comm::GroupOwner. @throws c10::DistBackendError after shutdown().
+  /// comm::GroupOwner: other libraries reach the group by it. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<comm::Group> shared_group() const override;
   /// The group, for statistics and traces. @throws c10::DistBackendError after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle() const;
   /// The same, or null after shutdown().
   [[nodiscard]] std::shared_ptr<GroupHandle> handle_if_any() const;
   [[nodiscard]] c10::intrusive_ptr<c10d::Store> const& store() const { return store_; }
-  /// Sets max_lag of `channel`, or of all channels if none is given.
+  /// Sets max_lag of `channel`, or of all channels if none is given: all-to-alls that this rank may run ahead of the
+  /// slowest rank.
   void set_max_lag(int max_lag, std::optional<int> channel);
   int max_lag(int channel);
+  /// Smallest max_lag that is at most 2.5% slower than the best one (comm::GroupMonitor::recommended_max_lag()).
   int recommended_max_lag(int channel);
 
  private:
@@ -214,6 +217,7 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> launch(OpInfo const& op, WorkTensors tensors, std::vector<at::Tensor> const& inputs,
                                         Start&& start);
+  /// launch() of operations on CPU tensors, or on none.
   template <typename Start>
   c10::intrusive_ptr<c10d::Work> launch_on_host(OpInfo const& op, WorkTensors tensors,
                                                 std::vector<at::Tensor> const& inputs, Start&& start);
@@ -252,7 +256,7 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<HeadwayOptions> options_;  ///< mutex_ guards `timeout`. The rest never changes.
   DelegateFactory make_delegate_;
-  std::string own_address_;      ///< Value of comm::GroupMonitor::own_address().
+  std::string own_address_;      ///< Address by which ranks reach this one (comm::GroupMonitor). For the delegates.
   std::string delegate_prefix_;  ///< Prefix of the delegates' keys: the store may hold those of earlier groups.
   std::string barrier_prefix_;   ///< Prefix of the keys of monitored barriers, likewise.
   std::atomic<std::chrono::milliseconds> timeout_;      ///< Timeout of operations whose caller gives none.
@@ -264,6 +268,7 @@ class HeadwayBackend final : public c10d::Backend, public comm::GroupOwner {
   mutable std::mutex mutex_;  ///< Guards the members below. Never held during a call of the group or a delegate.
   std::shared_ptr<GroupHandle> handle_;  ///< Null after shutdown().
   std::map<c10::DeviceType, std::shared_ptr<ReductionDelegate>> delegates_;
+  /// Works started since startCoalescing(), by the thread that called it.
   std::map<std::thread::id, std::vector<c10::intrusive_ptr<c10d::Work>>> coalescing_;
 };
 

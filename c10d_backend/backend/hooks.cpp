@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// PyTorch's hooks and timeout extensions on a headway group. runtime/hooks.cpp explains when hooks are called.
+// PyTorch's hooks and timeout extensions on a headway group. runtime/hooks.cpp explains when hooks are called. An
+// extension lengthens the timeout of operations that start from then on, until the one that started first completes.
 
 #include "runtime/hooks.hpp"
 

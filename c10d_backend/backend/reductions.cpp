@@ -102,6 +102,7 @@ c10::intrusive_ptr<c10d::Work> HeadwayBackend::launch_on_delegate(OpInfo const& 
                      " ms for ", op.op_name());
     return record_if_coalescing(checked_call(*delegate));
   }
+  // Waits up to kDetectionTime first: the group may find out meanwhile which rank was lost, and its error names it.
   auto const fail_group = [weak = std::weak_ptr(handle)](std::string const& reason) {
     fail_group_for_delegate(weak, reason, kDetectionTime);
   };

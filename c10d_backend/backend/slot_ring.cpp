@@ -6,9 +6,9 @@
 // deleter ends the lease. The caller may write its own block there in place; exchange() lets peers write theirs. The
 // reader uses the tensor, and freeing it returns the slot.
 //
-// Example: num_slots = 2, max_lag = 0. Exchange 0 uses slot 0, exchange 1 slot 1. Exchange 2 needs slot 0 again: take()
-// succeeds if every tensor on it was freed, and the current stream then waits for the streams that read it. If a tensor
-// is still alive (autograd may have saved it), take() throws and names operation 0.
+// Example: num_slots = 2, max_lag = 0 (no rank runs ahead of its peers). Exchange 0 uses slot 0, exchange 1 slot 1.
+// Exchange 2 needs slot 0 again: take() succeeds if every tensor on it was freed. The current stream then waits for the
+// streams that read it. If a tensor is still alive (autograd may have saved it), take() throws and names operation 0.
 //
 // Invariants:
 // - The lease, not the tensor object, owns the slot: views share the storage, so the deleter runs after the last of
@@ -79,8 +79,8 @@ class SlotRing::Lease final {
 
 namespace {
 
-/// Throws if a rank sends from memory that peers write in the same exchange. Its own part of a slot is its own to
-/// write.
+/// Throws if a rank sends from memory that peers write in the same exchange. The rank's own part of the slot is not
+/// checked: no peer writes it.
 void expects_disjoint(SlotRing::Slot const& slot, std::vector<std::span<std::byte const>> const& sends,
                       std::size_t own_rank) {
   auto const memory = bytes_of(slot.output);
@@ -181,7 +181,8 @@ c10::intrusive_ptr<c10d::Work> SlotRing::exchange(Slot const& slot, std::vector<
   auto const work = backend_->launch_in_slots(std::move(tensors), inputs, timeout, [&](comm::DeviceCall const& call) {
     return slots_->all_to_all_v(slot.seq, sends, received_bytes, static_cast<comm::DataType>(dtype_), call);
   });
-  // The callback must not hold the slot's tensor, which would keep the slot leased.
+  // Called with each stream that waits for the exchange. It must not hold the slot's tensor, which would keep the slot
+  // leased.
   work->on_join([weak = std::weak_ptr(slot.lease)](c10::Stream const& stream) {
     if (auto const lease = weak.lock()) lease->add_stream(stream);
   });

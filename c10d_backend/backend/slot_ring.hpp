@@ -50,7 +50,8 @@ class SlotRing final {
   /// Leases the next slot. @throws ValueError that names it if it is still leased, or if the slot before was not
   /// exchanged.
   [[nodiscard]] Slot take();
-  /// Sends inputs[r] to rank r. The rows from rank r land in the first rows of its block. inputs[rank] is ignored.
+  /// Sends inputs[r] to rank r and receives output_splits[r] rows from it, into the first rows of its block.
+  /// inputs[rank] is ignored.
   c10::intrusive_ptr<c10d::Work> exchange(Slot const& slot, std::vector<at::Tensor> const& inputs,
                                           std::vector<std::int64_t> const& output_splits,
                                           std::chrono::milliseconds timeout);

@@ -2,8 +2,10 @@
 
 // The flight records of a failed group as a JSON file, for `headway flight-records` and for people.
 //
-// Each record takes one line, so that the file can be searched with grep. Times are nanoseconds since 1970; null
-// means that it did not happen. `waiting_for` lists ranks of the group; `global_ranks` translates them.
+// A record describes one operation of the group on this rank; the flight recorder keeps the last ones. Each record
+// takes one line, so that the file can be searched with grep. Times are nanoseconds since 1970; null means that it did
+// not happen. An operation is queued until all messages of this rank are posted, for instance because max_lag holds
+// them back. `waiting_for` lists ranks of the group; `global_ranks` translates them.
 //
 // Security: the folder may be shared (/tmp), so another user could plant a link under the file's name and let this
 // process overwrite a file of its own. The folder is therefore opened once and checked, everything else is relative

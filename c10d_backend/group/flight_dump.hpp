@@ -11,14 +11,16 @@
 
 namespace headway::c10d_backend {
 
-/// Formats a group's flight records as JSON, and writes them to a file when the group fails.
+/// Formats a group's flight records (its last operations on this rank) as JSON, and writes them to a file when the
+/// group fails.
 class FlightDump final {
  public:
+  /// Fields of the file that tell which group and rank it is from.
   struct Labels {
     std::string group_name;
     int rank;                       ///< Rank in the group.
     std::vector<int> global_ranks;  ///< (size) Global rank of each rank of the group.
-    std::size_t capacity;           ///< Value of GroupOptions::flight_records.
+    std::size_t capacity;           ///< Most records that are kept: GroupOptions::flight_records.
   };
   /// `folder`: target folder; empty disables writing.
   FlightDump(Labels labels, std::string folder);

@@ -32,7 +32,8 @@ void start_abort_hooks(std::shared_ptr<Hooks> const& hooks, CompletionThread& co
     completions.start();
   } catch (comm::SystemError const& error) {
     hooks->end_abort();
-    return base::log(base::LogLevel::kWarning, "group", -1, std::string("abort hooks do not run: ") + error.what());
+    return base::log(base::LogLevel::kWarning, "group", /*rank=*/-1,
+                     std::string("abort hooks do not run: ") + error.what());
   }
   completions.submit([hooks] { hooks->run_abort_hooks(); });
 }
@@ -182,6 +183,7 @@ void GroupHandle::leave() {
   group_->admin().leave("the group was left as the program ended");
 }
 
+// There is nothing to wait for: the completion thread, the only one here that uses Python, is an ExitHook of its own.
 bool GroupHandle::end(Deadline /*deadline*/) { return true; }
 
 void abort_if_alive(std::weak_ptr<GroupHandle> const& handle, std::string const& reason) {

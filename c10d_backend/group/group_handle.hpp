@@ -21,7 +21,8 @@
 
 namespace headway::c10d_backend {
 
-/// Shared owner of a Group and of its completion thread, held by a backend and its unfinished works.
+/// Shared owner of a Group and of its completion thread (which runs callbacks after operations complete), held by a
+/// backend and its unfinished works.
 ///
 /// A forked child (a DataLoader worker) inherits the object but not the connection. There the group is neither used nor
 /// destroyed, so the parent's peers notice nothing.
@@ -57,12 +58,12 @@ class GroupHandle final : public ExitHook {
   [[nodiscard]] bool when_done(std::vector<comm::OperationPtr> const& operations, std::function<void()> task,
                                std::chrono::microseconds poll_time);
 
-  /// Hooks of users and of PyTorch.
+  /// Abort hooks, completion hooks and timeout extensions of the group.
   [[nodiscard]] Hooks& hooks() const { return *hooks_; }
   /// Runs the abort hooks, but waits for them no longer than `hook_time`, then fails the group with `reason`.
   void abort(std::string const& reason, std::chrono::milliseconds hook_time = kHookTime);
 
-  /// Flight records of the group as JSON.
+  /// Flight records (last operations) of the group as JSON.
   [[nodiscard]] std::string flight_text() const;
   /// Text for the error of a failed operation that names the file of the flight records. Writes the file if needed.
   /// Empty if no folder was given.

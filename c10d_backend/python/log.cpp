@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The way of a log record from the library to Python: base/log.hpp calls back on its own thread, which takes the
+// Path of a log record from the library to Python: base/log.hpp calls back on its own thread, which takes the
 // interpreter lock and calls headway.comm._logging. No thread that waits for the interpreter lock can block the
 // library.
 

@@ -304,14 +304,15 @@ py::dict statistics(HeadwayBackend const& backend) {
   all["lag_histogram"] = stats.lag_histogram;
   all["wait_s_by_lag"] = stats.wait_s_by_lag;
   all["operations"] = stats.operations;
-  all["lag_lost"] = stats.lag_lost;  // Blocks, not exchanges.
-  all["rendezvous_fallbacks"] = stats.rts_revoked;
+  all["lag_lost"] = stats.lag_lost;                 // Blocks, not exchanges.
+  all["rendezvous_fallbacks"] = stats.rts_revoked;  // Large blocks sent because the receiver did not fetch them.
   all["queued"] = stats.queued;
   all["receive_buffer_bytes"] = stats.receive_buffer_bytes;
   all["cuda"] = device_statistics(backend);
   return all;
 }
 
+/// Takes the events of the trace. python/headway/comm/tracing.py explains each key.
 py::list drain_trace(HeadwayBackend const& backend) {
   py::list events;
   for (auto const& event : backend.handle()->group().monitor().drain_trace()) {

@@ -4,7 +4,8 @@
 //
 // Idea: the work exists before the delegate does, so it has a future of its own. start() binds the delegate's work
 // when that runs; its future then completes this one. Errors flow both ways. A failure of the delegate fails the
-// headway group, and a failure of the group fails the work, through the watchdog or a caller that waits.
+// headway group, and a failure of the group fails the work, through the watchdog (reduction_watchdog.cpp) or a caller
+// that waits.
 //
 // Example: rank 2 is killed during an all_reduce. On rank 0, Gloo notices a closed connection first; the group needs a
 // little longer to see that rank 2 is gone. fail_group() waits for that, at most 1 s, so that callers read "lost a
@@ -13,7 +14,8 @@
 // Invariants:
 // - The first error is kept, and every caller gets that one (keep_error).
 // - The future is settled once. Its callbacks run without any lock of this class.
-// - The epilogue runs once, in whichever thread first sees the reduction done.
+// - The epilogue, which copies temporaries to the caller's tensors, runs once, in whichever thread first sees the
+//   reduction done.
 
 #include "reduction/delegated_work.hpp"
 
@@ -130,7 +132,7 @@ void DelegatedWork::fail_with(GroupHandle const& group) {
 
 template <typename Make>
 std::exception_ptr DelegatedWork::keep_error(Make&& make) {
-  std::call_once(has_error_, [&] {
+  std::call_once(error_once_, [&] {
     auto error = make();
     std::lock_guard const lock(mutex_);
     exception_ = std::move(error);
@@ -140,7 +142,7 @@ std::exception_ptr DelegatedWork::keep_error(Make&& make) {
 
 void DelegatedWork::run_epilogue_once() {
   if (!epilogue_) return;
-  std::call_once(is_finished_, [this] {
+  std::call_once(epilogue_once_, [this] {
     epilogue_->run();
     epilogue_->run = nullptr;  // Frees the temporaries.
   });
@@ -168,8 +170,8 @@ c10::intrusive_ptr<c10d::Work> DelegatedWork::wait_for_inner(Clock::time_point d
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      auto const is_settled = [&] { return inner_ || exception_; };
-      if (has_started_.wait_until(lock, std::min(deadline, Clock::now() + kSignalSlice), is_settled)) {
+      auto const is_known = [&] { return inner_ || exception_; };
+      if (has_started_.wait_until(lock, std::min(deadline, Clock::now() + kSignalSlice), is_known)) {
         if (exception_) std::rethrow_exception(exception_);
         return inner_;
       }

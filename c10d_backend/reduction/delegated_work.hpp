@@ -17,8 +17,9 @@
 
 namespace headway::c10d_backend {
 
-/// Fails a group because its delegate failed with `text`, unless the group itself fails within `patience`. When a rank
-/// dies, the delegate sees a broken connection, and the group learns a moment later which rank it was.
+/// Fails a group because its delegate, the backend that reduces for it, failed with `text`, unless the group itself
+/// fails within `patience`. When a rank dies, the delegate sees a broken connection, and the group learns a moment
+/// later which rank it was.
 /// @returns the group's own failure; none if it had none or no longer exists.
 std::optional<comm::Status> fail_group_for_delegate(std::weak_ptr<GroupHandle> const& group, std::string const& text,
                                                     std::chrono::milliseconds patience);
@@ -28,8 +29,8 @@ inline constexpr std::chrono::seconds kDetectionTime{1};
 /// Step that a headway group adds to a reduction of its delegate. It runs once, before anyone sees the reduction
 /// complete.
 struct Epilogue {
-  std::function<void()> run;
-  std::vector<at::Tensor> results;
+  std::function<void()> run;        ///< Copies results from temporaries to the caller's tensors.
+  std::vector<at::Tensor> results;  ///< The caller's outputs: value of result() and of the future.
 };
 
 /// A reduction that another backend (Gloo, NCCL) does for a headway group. It may exist before that backend.
@@ -90,18 +91,18 @@ class DelegatedWork final : public c10d::Work {
   std::exception_ptr fail_group(std::string const& reason);
 
   OpInfo op_;
-  bool is_on_cpu_;
+  bool is_on_cpu_;  ///< If false, the delegate's wait() makes the stream wait, not the host.
   std::weak_ptr<GroupHandle> group_;
   std::optional<Epilogue> epilogue_;
-  std::once_flag is_finished_;
-  std::once_flag has_error_;
+  std::once_flag epilogue_once_;
+  std::once_flag error_once_;
   std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::condition_variable has_started_;
   // Guarded by the base class's mutex_, as exception_ is.
   bool is_settled_ = false;
   ReductionWatchdog::Entry watchdog_entry_;  ///< Null once settled.
-  c10::intrusive_ptr<c10d::Work> inner_;
+  c10::intrusive_ptr<c10d::Work> inner_;     ///< The delegate's work; null before start().
 };
 
 }  // namespace headway::c10d_backend

@@ -131,7 +131,8 @@ void ReductionDelegate::State::start_creation(std::shared_ptr<State> const& self
     }
     self->changed.notify_all();
   });
-  has_started_creation = has_creator_thread = true;  // The new thread waits for the lock.
+  // Set last, because starting may throw. The new thread cannot clear has_creator_thread before, without the lock.
+  has_started_creation = has_creator_thread = true;
 }
 
 void ReductionDelegate::State::create_backend(std::function<void(std::string const&)> const& fail_group) {

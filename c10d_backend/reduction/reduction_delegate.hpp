@@ -16,7 +16,9 @@ namespace headway::c10d_backend {
 /// and creating the backend involves all ranks, for which the start of an operation must not wait.
 class ReductionDelegate final {
  public:
+  /// Creates the backend. It may block until all ranks take part.
   using Factory = std::function<c10::intrusive_ptr<c10d::Backend>()>;
+  /// Starts one operation on the backend.
   using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
   /// A failure of `group` fails the pending reductions.
@@ -27,8 +29,8 @@ class ReductionDelegate final {
 
   /// Starts `call` as `work`, after all earlier calls. `fail_group` is called with the reason if the backend cannot be
   /// created.
-  /// @throws the exception of `call`, unless the backend is still being created; c10::DistBackendError if the creating
-  /// thread cannot be started. The next call then tries again.
+  /// @throws the exception of `call`, unless the backend is still being created; c10::DistBackendError if its creation
+  /// has failed, or if the creating thread cannot be started. In the latter case the next call tries again.
   void start(c10::intrusive_ptr<DelegatedWork> const& work, Call call,
              std::function<void(std::string const&)> fail_group);
   /// The backend, created now if needed; null if `timeout` passes first.

@@ -24,14 +24,14 @@ class ReductionTensors final {
 
   /// Memory in which `tensor` is reduced: itself, or a temporary whose result is copied to it at the end.
   at::Tensor in_place(at::Tensor const& tensor);
-  /// One-dimensional copy of the elements of `tensors`, in order. Its result is copied nowhere.
+  /// One-dimensional copy of the elements of `tensors`, in order. Only copy_back() copies its result anywhere.
   at::Tensor scratch(at::ArrayRef<at::Tensor> tensors);
   /// Copies `part` of a scratch tensor to `output` at the end.
   void copy_back(at::Tensor const& part, at::Tensor const& output);
 
   /// Operation to request from the delegate.
   [[nodiscard]] c10d::ReduceOp const& operation() const { return operation_; }
-  /// Copies to run after the reduction; none if there are none. `results`: tensors for the caller.
+  /// Copies to run after the reduction; none if there are no temporaries. `results`: tensors for the caller.
   [[nodiscard]] std::optional<Epilogue> epilogue(std::vector<at::Tensor> results) const;
 
  private:

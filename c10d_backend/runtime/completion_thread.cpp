@@ -10,7 +10,8 @@
 // - Tasks run one at a time, in the order in which they were submitted.
 // - The thread owns the queue together with this object, so the destructor need not join: that could deadlock if the
 //   caller holds the interpreter lock for which a task waits.
-// - After end(), tasks are neither run nor freed, because both may need an interpreter that no longer exists.
+// - At program exit, end() lets queued tasks run until its deadline. Tasks that are left then, or come later, are
+//   neither run nor freed: both may need an interpreter that no longer exists.
 
 #include "runtime/completion_thread.hpp"
 

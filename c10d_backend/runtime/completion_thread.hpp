@@ -12,8 +12,8 @@
 namespace headway::c10d_backend {
 
 /// Runs tasks that follow the completion of an operation when no caller waits for it: callbacks of futures,
-/// write-backs, and the release of tensors. All of these may need the interpreter lock or call into the group. So
-/// neither libcomm's progress thread nor a thread that happens to be in the library may run them.
+/// copies from temporaries to outputs, and the release of tensors. All of these may need the interpreter lock or call
+/// into the group. So neither libcomm's progress thread nor a thread that happens to be in the library may run them.
 ///
 /// The thread starts at the first use and sleeps between tasks. It keeps the queue alive, so the destructor never
 /// waits.
@@ -43,7 +43,7 @@ class CompletionThread final {
     std::deque<std::function<void()>> tasks;
     bool is_running = false;
     bool is_closed = false;     ///< The thread ends once the queue is empty.
-    bool is_abandoned = false;  ///< Set by end().
+    bool is_abandoned = false;  ///< Set by end(): tasks are no longer run or freed.
   };
   /// Not noexcept: during its own exit, Python ends threads that take its lock by unwinding them.
   static void run(std::shared_ptr<Queue> const& queue);

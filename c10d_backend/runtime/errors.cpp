@@ -4,7 +4,10 @@
 //
 //   comm::UsageError                    c10::ValueError             ValueError
 //   comm::OperationError, SystemError   c10::DistBackendError       torch.distributed.DistBackendError
-//   a delegate's plain c10::Error       c10::ValueError             ValueError
+//   a delegate's plain c10::Error,      c10::ValueError             ValueError
+//   or c10::TypeError
+//
+// A delegate is the backend (Gloo, NCCL) that reduces for a headway group.
 //
 // The wording matters: torch's own tests and some frameworks look for " Timed out " in the text of an error.
 

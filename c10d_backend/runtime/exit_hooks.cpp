@@ -44,15 +44,15 @@ namespace {
 
 struct Entry {
   std::weak_ptr<ExitHook> hook;
-  pid_t owner;
+  pid_t owner;  ///< Process that registered the hook.
 };
 
 /// State of the process, like the interpreter's: it ends once. Never destroyed, because threads may outlive main().
 struct Registry {
   std::mutex mutex;
   std::vector<Entry> entries;
-  std::size_t purge_size = 64;  ///< Expired entries are dropped when there are this many entries.
-  std::vector<std::shared_ptr<void>> kept;
+  std::size_t purge_size = 64;              ///< Expired entries are dropped when there are this many entries.
+  std::vector<std::shared_ptr<void>> kept;  ///< Objects of keep_forever().
   bool has_ended = false;
 };
 

@@ -15,7 +15,11 @@ class ExitHook {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
   /// Hooks end in this order, because a hook creates work for those behind it.
-  enum class Order { kGroup, kReductions, kCallbacks };
+  enum class Order {
+    kGroup,       ///< Groups.
+    kReductions,  ///< Backends that reduce for groups (Gloo), and the watchdogs of reductions.
+    kCallbacks,   ///< Completion threads.
+  };
 
   ExitHook() = default;
   ExitHook(ExitHook const&) = delete;

@@ -2,7 +2,7 @@
 
 // Hooks of a group, and who calls them.
 //
-// Abort hooks run once, before the group is given up: in abort(), when an operation runs out of time, and when a peer
+// Abort hooks run once, before the group is aborted: in abort(), when an operation runs out of time, and when a peer
 // is lost. In the last case the group has failed already. They run on the completion thread. The thread that sees the
 // failure waits for them, since its program may end at the exception, but not for long: a dead peer must be named in
 // time, and a recorder may need seconds for its file. The exit of the program waits longer.
@@ -87,7 +87,7 @@ void Hooks::clear() {
   }
   std::lock_guard const lock(mutex_);
   completion_hooks.swap(completion_hooks_);
-  update_wish();
+  update_wants_completions();
 }
 
 void Hooks::run_abort_hooks() {
@@ -105,7 +105,8 @@ void Hooks::run_abort_hooks() {
     try {
       hook();
     } catch (std::exception const& error) {
-      base::log(base::LogLevel::kWarning, "group", -1, "abort hook " + std::to_string(id) + " failed: " + error.what());
+      base::log(base::LogLevel::kWarning, "group", /*rank=*/-1,
+                "abort hook " + std::to_string(id) + " failed: " + error.what());
     }
   }
   t_runs_abort_hooks = false;
@@ -115,19 +116,19 @@ void Hooks::run_abort_hooks() {
 void Hooks::add_completion_hook(std::int64_t id, CompletionHook hook) {
   std::lock_guard const lock(mutex_);
   completion_hooks_[id] = std::move(hook);
-  update_wish();
+  update_wants_completions();
 }
 
 void Hooks::remove_completion_hook(std::int64_t id) {
   std::lock_guard const lock(mutex_);
   completion_hooks_.erase(id);
-  update_wish();
+  update_wants_completions();
 }
 
 void Hooks::extend_timeout(std::chrono::milliseconds extension) {
   std::lock_guard const lock(mutex_);
   extensions_.push_back({extension, std::nullopt});
-  update_wish();
+  update_wants_completions();
 }
 
 std::chrono::milliseconds Hooks::timeout_extension() {
@@ -138,7 +139,7 @@ std::chrono::milliseconds Hooks::timeout_extension() {
   return sum;
 }
 
-void Hooks::update_wish() { wants_completions_ = !completion_hooks_.empty() || !extensions_.empty(); }
+void Hooks::update_wants_completions() { wants_completions_ = !completion_hooks_.empty() || !extensions_.empty(); }
 
 void Hooks::started(std::uint64_t key, Poll poll) {
   std::lock_guard const lock(mutex_);
@@ -178,7 +179,7 @@ void Hooks::complete_locked(std::uint64_t key, bool is_success, std::optional<fl
     for (auto const& [id, hook] : completion_hooks_) hook(key, duration_ms);
   }
   if (std::erase_if(extensions_, [key](auto const& extension) { return extension.first_key == key; }) != 0) {
-    update_wish();
+    update_wants_completions();
   }
 }
 

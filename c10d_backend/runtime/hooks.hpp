@@ -46,10 +46,10 @@ class Hooks {
   /// Removes the hook, which is not running any more when this returns. Call it without the interpreter lock.
   void remove_completion_hook(std::int64_t id);
 
-  /// Removes all hooks, timeout extensions and pending operations, once no completion hook runs.
+  /// Removes all hooks, once no completion hook runs. Timeout extensions and pending operations stay.
   void clear();
 
-  /// Lengthens the timeout of operations that start from now on, until the first of them completes.
+  /// Lengthens the timeout of operations that start from now on, until the one that started first completes.
   void extend_timeout(std::chrono::milliseconds extension);
   /// Sum of the extensions that have not ended.
   [[nodiscard]] std::chrono::milliseconds timeout_extension();
@@ -64,10 +64,10 @@ class Hooks {
   [[nodiscard]] bool wants_completions() const noexcept { return wants_completions_.load(std::memory_order_relaxed); }
 
  private:
-  /// A timeout extension. It ends with the first operation that starts after it.
+  /// A timeout extension. It ends when the first operation that started after it completes.
   struct Extension {
     std::chrono::milliseconds length;
-    std::optional<std::uint64_t> first_key;
+    std::optional<std::uint64_t> first_key;  ///< Key of that operation, once it has started.
   };
 
   /// Polls the oldest `limit` pending operations. The caller holds `mutex_`.
@@ -75,7 +75,7 @@ class Hooks {
   /// Body of completed(). The caller holds `mutex_`.
   void complete_locked(std::uint64_t key, bool is_success, std::optional<float> duration_ms);
   /// Recomputes wants_completions_. The caller holds `mutex_`.
-  void update_wish();
+  void update_wants_completions();
 
   std::mutex abort_mutex_;  ///< Guards the next members. Not held while a hook runs.
   std::condition_variable abort_ended_;
@@ -85,7 +85,7 @@ class Hooks {
 
   std::mutex mutex_;  ///< Guards the members below, also while completion hooks run.
   std::map<std::int64_t, CompletionHook> completion_hooks_;
-  std::map<std::uint64_t, Poll> pending_;
+  std::map<std::uint64_t, Poll> pending_;  ///< Operations whose end is not reported yet, by key.
   std::vector<Extension> extensions_;
   std::atomic<bool> wants_completions_ = false;
 };

@@ -15,10 +15,10 @@
 // shared.
 // Example: two columns of a row-major matrix have overlapping ranges but no common element, so they pass.
 //
-// Invariants: one tensor overlaps itself if a stride is 0, or, where strides are not nested, if it marks fewer places
-// than it has elements. Elements of different sizes or alignment in one cluster count as shared.
+// Invariants: one tensor overlaps itself if a stride is 0, or, where strides are not nested, if it marks fewer
+// positions than it has elements. Elements of different sizes or alignment in one cluster count as shared.
 // Complexity: blocks O(1) in the common case, else O(n log n). Tensors: O(n log n), plus O(elements of the range) per
-// cluster of two or more.
+// cluster of two or more and per tensor whose strides are not nested.
 // Source: sweep over interval end points; at::has_internal_overlap() for strides of 0.
 
 #include "tensors/memory_overlap.hpp"

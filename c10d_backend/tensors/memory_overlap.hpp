@@ -14,12 +14,12 @@
 
 namespace headway::c10d_backend {
 
-/// Memory blocks that one call reads and writes. Blocks are received in any order, and
-/// sent blocks are read until the operation ends. If a block were both read and written, the result would depend on
-/// block sizes and timing. The algorithm is explained in memory_overlap.cpp.
+/// Memory blocks that one call reads and writes. Blocks are received in any order, and sent blocks are read until the
+/// operation ends. If a block were both read and written, the result would depend on block sizes and timing.
+/// The algorithm is explained in memory_overlap.cpp.
 class BlockMap final {
  public:
-  static constexpr int kNoRank = -1;  ///< The block is of no rank alone, such as the input of a broadcast.
+  static constexpr int kNoRank = -1;  ///< The block belongs to no single rank, such as the input of a broadcast.
 
   /// Adds a block that is sent to `rank`.
   void read(std::span<std::byte const> block, int rank = kNoRank) {
@@ -75,8 +75,8 @@ class BlockMap final {
 };
 
 /// Checks the outputs of one call, also strided ones: elements are compared, not ranges. For instance, several columns
-/// of a matrix share nothing. Cost: linear in the elements if ranges overlap.
-/// @throws ValueError if two outputs share memory, or if one has several elements in one place (expand()).
+/// of a matrix share nothing. Cost: linear in the size of the ranges if they overlap.
+/// @throws ValueError if two outputs share memory, or if one has several elements at one address (expand()).
 void expects_disjoint_outputs(std::string_view op_name, std::vector<at::Tensor> const& outputs);
 
 }  // namespace headway::c10d_backend

@@ -33,8 +33,9 @@ class WorkTensors final {
   std::span<std::byte const> source(at::Tensor const& tensor);
   /// Memory to receive into. If `tensor` is not plain memory, write_back() copies the bytes to it.
   std::span<std::byte> destination(at::Tensor const& tensor);
-  /// `tensor` itself, or a contiguous temporary. Its bytes may be cut anywhere.
+  /// Like source(), as a tensor: `tensor` itself or a contiguous temporary.
   at::Tensor plain_source(at::Tensor const& tensor);
+  /// Like destination(), as a tensor.
   at::Tensor plain_destination(at::Tensor const& tensor);
 
   /// Device of the tensors; none if there are no tensors.
@@ -43,7 +44,7 @@ class WorkTensors final {
   void set_device(at::Device device) { device_ = device; }
 
   /// Checks the results of `op_name`. Does nothing if all outputs are plain memory: a BlockMap checks those.
-  /// @throws ValueError if two results share memory, or one has several elements in one place.
+  /// @throws ValueError if two results share memory, or one has several elements at one address.
   void expect_disjoint_results(std::string_view op_name) const;
   /// Copies the temporaries to their tensors; on a CUDA device in the order of the current stream.
   void write_back();
@@ -61,7 +62,7 @@ class WorkTensors final {
   void expects_movable(at::Tensor const& tensor);
 
   std::optional<at::Device> device_;
-  std::vector<at::Tensor> held_;
+  std::vector<at::Tensor> held_;  ///< Kept alive: inputs or their temporaries, and outputs without a temporary.
   std::vector<std::pair<at::Tensor, at::Tensor>> write_backs_;  ///< Pairs of output and its temporary.
 };
 

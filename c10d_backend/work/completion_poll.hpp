@@ -10,7 +10,7 @@
 
 namespace headway::c10d_backend {
 
-/// Tells the outcome of a work from that of its operations, on a host or a device.
+/// Poll of a work (runtime/hooks.hpp): none while one of its operations is pending, then whether all succeeded.
 template <typename OperationPtr>
 Hooks::Poll completion_poll(std::vector<OperationPtr> operations) {
   return [operations = std::move(operations)]() -> std::optional<bool> {

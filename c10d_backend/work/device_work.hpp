@@ -23,14 +23,14 @@ namespace headway::c10d_backend {
 /// Work of one collective call on CUDA tensors, in stream order.
 class DeviceWork final : public c10d::Work {
  public:
-  /// `stream` is the stream to which the operations are ordered.
+  /// `stream`: the stream that was current at the call. The operations run after the work that it had then.
   DeviceWork(std::shared_ptr<GroupHandle> handle, OpInfo const& op, int rank, WorkTensors tensors,
              std::vector<comm::DeviceOperationPtr> operations, std::vector<at::Tensor> const& inputs,
              c10::Stream const& stream);
   /// Calls `callback` with each stream that waits for the work from now on.
   void on_join(std::function<void(c10::Stream)> callback);
-  /// Keeps the tensors until the stream of the operations waits for them, because the allocator reuses memory in its
-  /// order, or else until the device is done.
+  /// Keeps the tensors until the stream of the operations waits for them, because the allocator reuses memory in
+  /// that stream's order, or else until the device is done.
   ~DeviceWork() override;
 
   bool isCompleted() override;

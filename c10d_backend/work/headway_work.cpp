@@ -3,8 +3,9 @@
 // Work of a collective on CPU tensors.
 //
 // Idea: libcomm moves the bytes; nothing here follows the operation unless somebody asks. A caller of wait() drives
-// the group in its own thread. getFuture() registers callbacks instead, and the completion thread finishes the work.
-// Either may come first, or both at once, so complete() does its part exactly once.
+// the group in its own thread. getFuture() registers callbacks instead, and the completion thread
+// (runtime/completion_thread.hpp) finishes the work. Either may come first, or both at once, so complete() does its
+// part exactly once.
 //
 // Example: all_to_all of a strided output, then wait(). The operations complete, complete() copies the temporary to
 // the output, settles the error (none), and releases the group, the temporaries and the inputs.
@@ -13,7 +14,7 @@
 // - is_complete_ is set last, after the results were written back: who sees it may read the outputs.
 // - A timeout of the caller only ends the caller's wait. The work's own timeout fails the group, since a peer that is
 //   late by that much is treated as lost.
-// - A work that is destroyed while pending hands its tensors on, because peers still write to them.
+// - A work that is destroyed while pending passes its tensors to a callback, because peers still access them.
 
 #include "work/headway_work.hpp"
 
@@ -85,7 +86,7 @@ bool HeadwayWork::all_done() const {
   return std::ranges::all_of(operations_, [](auto const& operation) { return operation->done(); });
 }
 
-// Moves the group on by the way: a loop that only asks must come to an end.
+// Also drives the group: a loop that only polls isCompleted() must end.
 bool HeadwayWork::isCompleted() {
   if (is_complete_) return true;
   ReleasedGil const released;

@@ -20,10 +20,10 @@ constexpr std::string_view op_name_of(std::string_view name) { return name.subst
 /// Properties that a Work reports, known at its start.
 struct OpInfo {
   c10d::OpType type;
-  char const* name;  ///< Profiler title, a literal: "headway:all_to_all".
-  std::uint64_t seq;
+  char const* name;                   ///< Profiler title, a literal: "headway:all_to_all".
+  std::uint64_t seq;                  ///< Number of operations of the group that started before.
   std::chrono::milliseconds timeout;  ///< Counted from the start. When it passes, wait() fails the group.
-  std::uint64_t key;                  ///< Value of getCompletionKey().
+  std::uint64_t key;                  ///< Names the operation to hooks; unique in the process (getCompletionKey()).
 
   [[nodiscard]] std::string_view op_name() const { return op_name_of(name); }
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command-line options shared by the demo and the grid."""
+"""Command-line options shared by the demo (one setting) and the grid (all settings)."""
 
 from __future__ import annotations
 

@@ -41,13 +41,17 @@ class SetupError(RuntimeError):
 
 
 class Comparison:
-    """Prepares workloads, then runs all of them with one set of processes."""
+    """Prepares workloads (plan.py defines them), then runs all of them with one set of processes.
+
+    Attributes:
+        notes: remarks on the data for the report, such as malformed lines.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._began = time.monotonic()
         self.notes: list[str] = []
-        self._logs: dict[Path, ColumnarLog] = {}
+        self._logs: dict[Path, ColumnarLog] = {}  # Logs converted to columns, by the path of the original.
         _make_directory(options.out)
         self._systems = _choose_systems(options)
         if options.trace is not None:
@@ -78,7 +82,7 @@ class Comparison:
             self._note(f"{log.manifest.malformed_count} malformed lines were left out, the first:")
             for report in log.manifest.malformed_reports[:5]:
                 self._note(f"  {report}")
-        for note in log.manifest.passed_over[:5]:
+        for note in log.manifest.passed_over[:5]:  # Files without a usable row.
             self._note(f"passed over {note}")
         return log
 
@@ -117,6 +121,10 @@ class Comparison:
     def run(self, workloads: Sequence[Workload], *, command: str, json_path: Path | None = None) -> int:
         """Measures all workloads, prints tables and writes the report.
 
+        Args:
+            workloads: settings with their data.
+            command: command line for the report.
+            json_path: second file for the results, beside ``results.jsonl``.
         Returns:
             the exit status: 1 if predictions differ between systems or bounds, else 0.
         """
@@ -200,6 +208,7 @@ def chosen_format(options: argparse.Namespace) -> LogFormat:
 
 
 EXPECTED_ERRORS = (DataError, ForeignLoadError, SetupError, RankFailedError)
+"""Errors of which a command line prints only the message, without a traceback."""
 
 
 def _choose_systems(options: argparse.Namespace) -> list[str]:

@@ -23,7 +23,7 @@ DEVICE_NAMES: tuple[DeviceName, ...] = get_args(DeviceName)
 Event = Literal["arrived", "post_began", "post_ended", "wait_began", "wait_ended", "predicted"]
 
 _HOST_LEAD_STEPS = 8
-"""Steps of which the host may have asked a GPU for more than the GPU has done: enough that it is never idle."""
+"""Largest number of steps that the host runs ahead of a GPU: enough that the GPU is never idle."""
 _CALIBRATION_CYCLES = 20_000_000
 
 
@@ -31,6 +31,13 @@ class RunTimes:
     """Times at which one rank passed the events of one run.
 
     Times are in seconds of ``time.perf_counter``, which all processes of a host share. Arrays are (steps,).
+
+    Attributes:
+        arrived: a step begins, which is when its mini-batch arrives.
+        post_began, post_ended: the call that starts the exchange of the step.
+        wait_began, wait_ended: the wait for the exchange of the step.
+        predicted: the predictions of the step are ready.
+        started, finished: begin and end of the run.
     """
 
     def __init__(self, num_steps: int) -> None:

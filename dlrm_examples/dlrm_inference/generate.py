@@ -30,7 +30,8 @@ MISSING_CATEGORY_RATE = 0.03
 NEGATIVE_INTEGER = 2
 """The integer column (1-based) that holds negative values in Criteo's logs."""
 
-# Chosen number of ids of each Ali-CCP field; the largest equals the paper's largest table (about two million).
+# Chosen number of ids of each Ali-CCP field; the largest equals the largest table (about two million) of
+# arXiv 2512.19342.
 # fmt: off
 ALI_CCP_CARDINALITIES = dict(zip(FIELDS, (
     240_000, 98, 14, 3, 8, 4, 4, 3, 5, 2_000_000, 7_000, 264_000, 106_000, 80_000, 4, 5_900, 105_000, 52_000, 37_000,
@@ -38,6 +39,7 @@ ALI_CCP_CARDINALITIES = dict(zip(FIELDS, (
 ), strict=True))
 # fmt: on
 _USER_FIELDS = FIELDS[:9] + FIELDS[-4:]
+"""Fields of the common-features file; the skeleton has the others."""
 _ROWS_PER_CHUNK = 8192
 
 
@@ -68,7 +70,10 @@ def write_criteo_log(
 def write_ali_ccp_log(
     directory: Path, *, num_rows: int, rows_per_group: int = 8, exponent: float = ZIPF_EXPONENT, seed: int = 0
 ) -> None:
-    """Writes a skeleton and a common-features file. ``rows_per_group`` consecutive rows share the user's features."""
+    """Writes the two files of Ali-CCP: a skeleton (labels and item features) and the common features (of users).
+
+    ``rows_per_group`` consecutive rows share the user's features.
+    """
     random = np.random.default_rng(seed)
     directory.mkdir(parents=True, exist_ok=True)
     num_groups = -(-num_rows // rows_per_group)
@@ -80,6 +85,7 @@ def write_ali_ccp_log(
         clicks = random.random(num_rows) < 0.04
         for row, features in enumerate(_feature_lists(random, num_rows, item_fields, exponent)):
             group = row // rows_per_group
+            # Sample id, click, conversion (always 0), id of the common features, number of features, features.
             stream.write(f"{row + 1},{int(clicks[row])},0,{group:x},{len(features)},{chr(1).join(features)}\n")
 
 
@@ -101,8 +107,8 @@ def _integers(random: np.random.Generator, rows: int, column: int) -> list[str]:
 
 
 def _categories(random: np.random.Generator, rows: int, table: int, cardinality: int, exponent: float) -> list[str]:
-    ranks = draw_zipf(random, num_values=cardinality, exponent=exponent, size=rows)
-    hashes = scatter_32_bits(ranks, salt=table)
+    popularity_ranks = draw_zipf(random, num_values=cardinality, exponent=exponent, size=rows)
+    hashes = scatter_32_bits(popularity_ranks, salt=table)
     return _with_missing(random, [f"{value:08x}" for value in hashes.tolist()], MISSING_CATEGORY_RATE)
 
 

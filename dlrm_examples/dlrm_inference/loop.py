@@ -127,7 +127,7 @@ class InferenceRank:
             held_bytes = max(held_bytes, pending.num_bytes + sum(entry.num_bytes for entry in queue.payloads()))
             if step >= max_lag:
                 times.stamp("wait_began", step - max_lag)
-            for completed in queue.push(work, pending):  # step - max_lag: the bound is constant during a run
+            for completed in queue.push(work, pending):  # only step - max_lag, as the bound is constant
                 times.stamp("wait_ended", completed.step)
                 self._finish(completed, predictions, times)
         while queue:
@@ -145,6 +145,7 @@ class InferenceRank:
         if delay_s > 0:
             self._device.delay(delay_s)
         rows = self._shard.lookup(inputs.indices, inputs.bag_offsets)
+        # send_rows and receive_rows count embedding rows to and from each rank.
         received = rows.new_empty(sum(inputs.receive_rows), rows.shape[1])
         times.stamp("post_began", step)
         work = dist.all_to_all_single(received, rows, inputs.receive_rows, inputs.send_rows, group=group, async_op=True)

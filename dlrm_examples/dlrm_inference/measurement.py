@@ -21,11 +21,12 @@ class Measurement:
 
     Attributes:
         workload: index into the plan's workloads.
+        point: system and bound.
         run: index of the repetition.
         elapsed_s: duration of the loop, including the drain.
         finished_s: end of the loop, on the clock of ``work.start_s``.
         request_latency_s: (steps,) time from the arrival of a mini-batch to its predictions.
-        work: time outside communication, as input of the replay.
+        work: time outside communication, as input of ``recurrence.replay()``.
         posting_s: total time in the calls that start exchanges.
         waiting_s: total time in the waits.
         held_bytes: largest size of the tensors that pending steps kept alive.

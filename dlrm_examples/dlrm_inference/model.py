@@ -103,6 +103,7 @@ class Dlrm:
         self._bottom = _make_layers(config.bottom_widths, seed=_seed_of(config.seed, "bottom", 0))
         self._top = _make_layers(config.top_widths, seed=_seed_of(config.seed, "top", 0))
         num_vectors = config.num_tables + 1
+        # Indices of the pairs below the diagonal in the flattened matrix of dot products.
         row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self._pair = row * num_vectors + column
 

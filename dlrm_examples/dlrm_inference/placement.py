@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 
 _SENT_ROW_NS = 15.0
-"""To write, send and copy one row of 64 bytes."""
+"""Estimated time in ns to write, send and copy one row of 64 bytes."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Workload:
     """One setting on one dataset.
 
     Attributes:
-        setting: name of the ``Setting``: which ranks are delayed, and by how much.
+        setting: name of the ``Setting``: delays of the ranks, and lookups per row.
         dataset: name of the log's format, or ``random``.
         log: the log of requests in columns (``columnar_store``); None: random requests.
         table_rows: rows of each embedding table.
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def conditions(self) -> Setting:
-        """The delays of the ranks."""
+        """The ``Setting`` that ``setting`` names."""
         return SETTINGS[self.setting]
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of one rank: builds its part of the model, measures every point, reports to the launcher."""
+"""The work of one rank: builds its part of the model, measures every point, reports to the launcher.
+
+A point is a system with a bound (plan.py); a workload is a delay setting with a dataset.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,8 @@ def make_source(plan: Plan, workload: Workload, config: DlrmConfig, tables: Sequ
 
 def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dict[Point, dist.ProcessGroup]:
     """Creates one Headway group per bound, and one group for all points over Gloo or NCCL."""
-    # A block larger than a slot would make its exchange wait for the receiver, so that it could not lag.
+    # A block (rows from one rank to another) larger than a slot, its receive buffer, would make its exchange wait for
+    # the receiver, so that it could not lag.
     slot_bytes = max(row_bytes * max(step.receive_rows) for step in inputs)
     groups: dict[Point, dist.ProcessGroup] = {}
     shared: dict[str, dist.ProcessGroup] = {}
@@ -118,7 +122,7 @@ def _make_groups(plan: Plan, inputs: list[StepInputs], *, row_bytes: int) -> dic
             groups[point] = make_group(backend, max_lag=point.max_lag, slot_bytes=slot_bytes)
             continue
         if backend not in shared:
-            shared[backend] = make_group(backend, max_lag=0, slot_bytes=0)
+            shared[backend] = make_group(backend, max_lag=0, slot_bytes=0)  # Not used: these backends have no slots.
         groups[point] = shared[backend]
     return groups
 
@@ -171,5 +175,6 @@ def _traced(plan: Plan, workload: Workload) -> AbstractContextManager[None]:
     """Context that traces exchanges over Headway if the plan asks for it; one file per workload and rank."""
     if plan.trace_path is None:
         return nullcontext()
+    # headway.trace() replaces {rank} in the name.
     name = f"{plan.trace_path.stem}.{workload.setting}.{workload.dataset}.rank{{rank}}{plan.trace_path.suffix}"
     return headway.trace(plan.trace_path.with_name(name))

@@ -4,7 +4,7 @@
 Idea: measure how long each rank worked between its events, then replay the events with exchanges that take no time. An
 exchange is complete as soon as every rank has posted it. With bound k, for rank r and step t:
 
-    posted(r, t)        = time of r's event before + before_post(r, t)
+    posted(r, t)        = time of r's previous event + before_post(r, t)
     completed(r, t - k) = max(posted(r, t) + before_wait(r, t - k), max over all ranks s of posted(s, t - k))
 
 Each step posts t and then waits for t - k; after the last step the rank waits for the k exchanges left.

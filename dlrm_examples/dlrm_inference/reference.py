@@ -19,6 +19,12 @@ def predict_in_one_process(
 ) -> list[list[torch.Tensor]]:
     """Predicts for all ranks and steps; bit-identical to the predictions of ``num_ranks`` processes.
 
+    Args:
+        config: sizes of the model.
+        source: batches of the rows of all ranks.
+        num_steps: number of batches.
+        num_ranks: number of ranks among which each batch is divided.
+        pool_at_receiver: sum the rows of a bag after the exchange, as the measured ranks do under such a setting.
     Returns:
         one (B,) tensor for each rank and step.
     """
@@ -27,9 +33,9 @@ def predict_in_one_process(
     predictions: list[list[torch.Tensor]] = [[] for _ in range(num_ranks)]
     for step in range(num_steps):
         for rank in range(num_ranks):
-            window = _Rows(source, rank, num_ranks)
+            mini_batch = _Rows(source, rank, num_ranks)
             inputs = make_step_inputs(
-                window, shard, step, rank=0, placement=placement, pool_at_receiver=pool_at_receiver
+                mini_batch, shard, step, rank=0, placement=placement, pool_at_receiver=pool_at_receiver
             )
             rows = shard.lookup(inputs.indices, inputs.bag_offsets)
             if inputs.receive_offsets is not None:

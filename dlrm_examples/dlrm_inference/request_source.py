@@ -50,7 +50,7 @@ class LogRequests:
         Args:
             log: its rows are repeated if it has fewer than ``num_rows * num_steps`` rows.
             config: sizes of the model.
-            tables: tables whose ids are loaded.
+            tables: indices of the tables whose ids are loaded: those that the rank owns.
             num_rows: rows of a batch.
             num_steps: number of batches.
         """

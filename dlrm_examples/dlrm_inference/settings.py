@@ -2,6 +2,8 @@
 """Settings: the conditions under which systems are compared (arXiv 2512.19342, sections V.E and V.F).
 
 The owner of a table is the rank that stores it. It looks up the rows for the mini-batches of all ranks and sends them.
+With bound k (``max_lag``), a rank that is ahead goes on for up to k steps before it waits for the slowest. Systems run
+with several bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs of one rank in one step, as tensors in the order of sending. They are built before the clock starts.
 
-Shapes: B rows of a mini-batch, F dense inputs, R ranks, D columns of an embedding.
+A bag holds the rows that one row of a mini-batch looks up in one table; its embeddings are summed.
+
+Shapes: B rows of a mini-batch, F dense inputs, R ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class StepInputs:
         bag_offsets: int64, first index of each bag in ``indices``; None if the owner does not sum bags.
         send_rows: (R,) number of rows to each rank.
         receive_rows: (R,) number of rows from each rank.
-        receive_offsets: int64, first received row of each bag; None if the receiver does not sum bags.
+        receive_offsets: int64, first received row of each bag, in the order of arrival; None if the receiver does not
+            sum bags.
     """
 
     dense: torch.Tensor

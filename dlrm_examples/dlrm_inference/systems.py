@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compared systems: each is one inference loop over a backend of ``torch.distributed``, chosen by device.
 
-Listings are those of Dichev et al., arXiv 2512.19342.
+Listings are those of Dichev et al., arXiv 2512.19342. Bounded lag: a rank that is ahead goes on for up to
+``max_lag`` exchanges before it waits for the slowest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from dlrm_examples.dlrm_inference.devices import DeviceName
 
-_LEAST_CUDA_SLOT_BYTES = 1 << 16  # Headway refuses smaller slots for CUDA tensors.
+_LEAST_CUDA_SLOT_BYTES = 1 << 16  # Headway refuses smaller slots (receive buffers of a block).
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ the user liked the item; this is likely for liked topics and rare for others. A 
 a high probability, and bought with half of that. Each user is in one sample only, so neither users nor items alone tell
 anything: a model must compare targets with the history.
 
-Example: user 7 likes topics 2 and 5. The history has (item 12, topic 2, liked), (item 40, topic 1, not liked). A target
-of topic 5 has a click with probability 0.8, one of topic 1 with 0.1.
+Example: user 7 likes topics 2 and 5. The history has (item 10, topic 2, liked), (item 41, topic 1, not liked). A target
+of topic 5 has a click with probability 0.8, one of topic 1 with 0.1. The topic of an item is its id modulo 8.
 
 Invariant: the probabilities are in the files, in column ``click_probability``, so the best possible AUC is known.
 """
@@ -26,7 +26,10 @@ _LIKED, _OTHER = 0.8, 0.1  #: Probability of a click.
 
 
 def write_log(folder: Path, *, num_samples: int, seed: int, first_user: int = 0, row_group: int = 128) -> None:
-    """Writes samples with 8 to 31 events of history and 4 targets each, as one Parquet file in a new folder."""
+    """Writes samples with 8 to 31 events of history and 4 targets each, as one Parquet file in a new folder.
+
+    Each sample has a user of its own, from ``first_user`` on. ``row_group`` is the number of samples of a row group.
+    """
     draw = np.random.default_rng(seed)
     columns: dict[str, list[object]] = defaultdict(list)
     for user in range(first_user, first_user + num_samples):
@@ -34,7 +37,7 @@ def write_log(folder: Path, *, num_samples: int, seed: int, first_user: int = 0,
         history, targets = int(draw.integers(8, 32)), 4
         items = draw.integers(0, NUM_ITEMS, history + targets)
         topics = items % NUM_TOPICS
-        # Half of all events and targets are of liked topics.
+        # Half of all events and targets get a liked topic. The others keep a random one, which may be liked too.
         wanted = draw.random(history + targets) < 0.5
         topics = np.where(wanted, draw.choice(liked, history + targets), topics)
         items = items // NUM_TOPICS * NUM_TOPICS + topics

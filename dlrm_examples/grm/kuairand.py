@@ -30,12 +30,13 @@ from dlrm_examples.support.data.log_format import DataError
 
 TARGETS, HISTORY = 10, 60  #: Most targets of a sample, and most events of its history.
 EVENTS = ("video", "author", "music", "tag", "upload", "duration", "tab", "hour", "pause")
-"""Features of an event of the history, and of a target. A pause is the time since the user's previous exposure."""
+"""Features of an event of the history, and of a target. A pause is the time since the user's previous exposure. Pause
+and duration are indices of logarithmic buckets."""
 _OF_EXPOSURE = ("tab", "hour", "pause")  #: Features that belong to an exposure, not to a video.
-PROFILE = tuple(f"profile_{index}" for index in range(8))
+PROFILE = tuple(f"profile_{index}" for index in range(8))  #: The log's user categories, without one-hot features.
 _NONE = -1  #: Id of a feature that a row lacks.
-_UNKNOWN_ACTION = 0
-_DAY_MS, _BEIJING_MS = 86_400_000, 28_800_000
+_UNKNOWN_ACTION = 0  #: Known actions are 1 and more: see ``_Rows._action()``.
+_DAY_MS, _BEIJING_MS = 86_400_000, 28_800_000  #: A day, and the offset of Beijing time from UTC.
 
 
 def main(argv: list[str]) -> int:
@@ -58,6 +59,7 @@ def write_samples(log_folder: Path, out: Path) -> tuple[int, int]:
     Raises:
         DataError: the log cannot be read.
     """
+    # The reader's own histories are not used, hence the shortest; _Rows builds them with actions.
     rows = _Rows(read_kuairand(log_folder, max_history=1), earlier_videos(log_folder))
     samples: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for sample, is_last_day in rows.samples():

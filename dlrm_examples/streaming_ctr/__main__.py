@@ -96,7 +96,7 @@ def _experiment_of(options: argparse.Namespace, log: Log) -> Experiment:
 
 
 def _rate(log: Log, num_train: int) -> Run:
-    """Evaluates the baseline of smoothed rates."""
+    """Evaluates the baseline without a model: click rates of single ids, smoothed by the common rate."""
     start = time.perf_counter()
     scores = smoothed_rates(log, num_train=num_train)
     return Run(system=None, seed=None, quality=evaluate(log, scores), train_s=time.perf_counter() - start)

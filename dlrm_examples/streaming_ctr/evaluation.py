@@ -19,7 +19,7 @@ class Quality(NamedTuple):
 
 
 def evaluate(log: Log, scores: torch.Tensor) -> dict[str, Quality]:
-    """Evaluates ``scores`` (E, L) of the last E examples of the log.
+    """Evaluates ``scores`` (E, L) of the last E examples of the log, for its L labels.
 
     Returns:
         quality by label name.

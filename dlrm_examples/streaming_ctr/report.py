@@ -14,6 +14,7 @@ from dlrm_examples.support.text_table import format_table
 # Names of systems with which the others are compared: static tables, and dynamic tables without limits.
 REFERENCE = "static"
 UNLIMITED = "dynamic"
+# Columns of the table of contents: field of TableUse, heading.
 _USE_COLUMNS = {
     "rows": "rows",
     "cold_rows": "in bfloat16",
@@ -106,8 +107,8 @@ def _growth_table(by_system: dict[str, list[Run]]) -> str:
         (name, *(f"{statistics.mean(rows):.0f}" for rows in zip(*(run.rows for run in runs), strict=True)))
         for name, runs in by_system.items()
     ]
-    num_looks = len(lines[0]) - 1
-    return format_table(("system", *(f"{100 * look // num_looks}%" for look in range(1, num_looks + 1))), lines)
+    num_counts = len(lines[0]) - 1
+    return format_table(("system", *(f"{100 * count // num_counts}%" for count in range(1, num_counts + 1))), lines)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -54,7 +54,7 @@ def json_row(experiment: Experiment, run: Run, num_test: int) -> dict[str, Any]:
         "seed": run.seed,
     }
     return {
-        "name": "dynamic_ctr",
+        "name": "dynamic_ctr",  # The example's former name, as in older files of results.
         "params": params | ({} if run.system is None else _system_params(run.system)),
         "system": run.name,
         "quality": {label: quality._asdict() for label, quality in run.quality.items()},

@@ -133,10 +133,11 @@ def make_tables(log: Log, system: System, settings: TableSettings, group: dist.P
 
 def _train_and_count_rows(trainer: Trainer, tables: Tables, experiment: Experiment, phase: Phase) -> list[int]:
     """Trains to the end of the phase; returns the number of table rows at each count that lies in it."""
+    # In a short training a count may be due at 0 examples: it belongs to the first phase.
     begin = -1 if phase.load_from is None else trainer.num_seen
     end = experiment.examples_after(phase.end)
     rows = []
-    for stop in (experiment.examples_after(look / NUM_ROW_COUNTS) for look in range(1, NUM_ROW_COUNTS + 1)):
+    for stop in (experiment.examples_after(count / NUM_ROW_COUNTS) for count in range(1, NUM_ROW_COUNTS + 1)):
         if begin < stop <= end:
             trainer.train_until(stop)
             rows.append(tables.use().rows)
@@ -154,7 +155,7 @@ def _of_seed(folder: Path, seed: int) -> Path:
 
 
 def _merged_result(before: PhaseResult, after: PhaseResult) -> PhaseResult:
-    """Joins the results of two consecutive parts. Tables restart their count of evictions and refusals at a restart."""
+    """Joins the results of two consecutive phases. Tables count evictions and refusals anew after a restart."""
     use = replace(
         after.use, evicted=before.use.evicted + after.use.evicted, refused=before.use.refused + after.use.refused
     )

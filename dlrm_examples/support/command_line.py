@@ -25,6 +25,6 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 
 def program_name(module: str) -> str:
-    """Command by which the user started this program."""
+    """Command by which the user started this program: ``headway NAME``, which sets ``argv[0]``, or ``python -m``."""
     started = Path(sys.argv[0]).name
     return sys.argv[0] if started.startswith("headway ") else f"python -m {module}"

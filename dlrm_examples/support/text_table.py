@@ -20,7 +20,7 @@ def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Formats a size with up to three digits and a binary unit, such as 32 KiB."""
+    """Formats a size with up to four digits and a binary unit, such as 32 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.4g} {unit}"

@@ -68,7 +68,7 @@ struct alignas(64) WideBucket {
 static_assert(sizeof(WideBucket) == 64);
 
 /// Five slots in one cache line, for keys of table 0: the index of a single table, or ids that contain the table
-/// number. Tables do not use it yet.
+/// number. Only tests and a benchmark use it so far.
 struct alignas(64) PackedBucket {
   static constexpr std::size_t kNumSlots = 5;
 

@@ -3,8 +3,7 @@
 // Concatenates the jagged features of a batch in host memory (features.hpp); join_features.cu does so on the GPU.
 //
 // Example: feature "user" (table 0, no pooling, ids 7 9, lengths 1 1), feature "tags" (table 1, mean, ids 4 5 6,
-// lengths
-//  2 1). Joined ids 7 9 4 5 6, tables 0 0 1 1 1, offsets 0 1 2 4 5, weights 1 1 1/2 1/2 1.
+//  lengths 2 1). Joined ids 7 9 4 5 6, tables 0 0 1 1 1, offsets 0 1 2 4 5, weights 1 1 1/2 1/2 1.
 //  The two ids without pooling are bags of one id each. A mean is a sum whose weights are divided by the list's length.
 //
 // Invariants: all lengths are checked before anything is written, so a bad feature leaves `out` as it was.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Parameters of initial values, with checks. The formulas are in initial_values.hpp, since kernels need them too.
+// Parameters of initial embeddings, with checks. `base` and `width` are the value and 0 of a constant, the lowest value
+// and range of a uniform, or the mean and standard deviation of a normal distribution. The formulas are in
+// initial_values.hpp, since kernels need them too.
 
 #include "headway/embedding/initializer.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing: groups the keys of a batch by the rank that owns them.
+// Routing: groups the keys of a batch by the rank that owns them (stores their rows).
 //
 // Idea: the highest 14 bits of the upper half of a key's hash are its virtual bucket. Rank r of n owns a contiguous
 // range of buckets (owner_of). route() is a stable counting sort by owner: count keys for each rank, prefix sum, place.
@@ -10,8 +10,9 @@
 //
 // Invariants: a key's bucket never depends on the number of ranks, so checkpoints are read by ranges of buckets.
 //   Ranks get equal numbers of buckets, up to one. Within a rank keys keep the order of the batch.
-//   Index and routing use different bits of the hash, so the keys of one rank are spread over all stripes.
-// Complexity: O(keys + ranks). kRoutingVersion must change with the mapping of keys to ranks.
+//   Index and routing use different bits of the hash, so the keys of one rank are spread over all stripes (parts) of
+//   its key index.
+// Complexity: O(keys + ranks). If the mapping of keys to ranks changes, kRoutingVersion must too: checkpoints hold it.
 
 #include "headway/embedding/routing.hpp"
 

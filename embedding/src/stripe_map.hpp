@@ -33,8 +33,9 @@ class StripeMap {
   StripeMap();
   [[nodiscard]] std::size_t of(Hash hash) const { return of(hash.low); }
   [[nodiscard]] std::size_t of(std::uint64_t low) const { return of_cell_[low >> (64 - kHashBits)]; }
-  /// Values of those bits: cells() maps each to its stripe.
+  /// Number of values of those bits (cells).
   static constexpr std::size_t kNumCells = std::size_t{1} << kHashBits;
+  /// Stripe of each cell.
   [[nodiscard]] std::array<std::uint8_t, kNumCells> const& cells() const { return of_cell_; }
 
  private:

@@ -3,9 +3,10 @@
 // Rules of tables that do not depend on the device: limits of options, order of eviction, expiry, and sweeps. The CPU
 // and the GPU table include them, so that both remove the same rows in the same step.
 //
-// A pending key was looked up and waits for a row, which it gets after TableOptions::min_count lookups. A virtual
-// bucket is one of kNumVirtualBuckets ranges of hashes; ranks and checkpoints divide the keys by these buckets
-// (routing.hpp).
+// A step is a number that grows with training; begin_step() starts it. A row is in use while a backward pass may need
+// it: it was looked up in step oldest_in_use or later. A pending key was looked up and waits for a row, which it gets
+// after TableOptions::min_count lookups. A virtual bucket is one of kNumVirtualBuckets ranges of hashes; ranks and
+// checkpoints divide the keys by these buckets (routing.hpp).
 
 #pragma once
 

@@ -28,6 +28,7 @@ namespace headway::embedding {
 /// @returns (all rows, dim) or undefined if all pieces are
 [[nodiscard]] at::Tensor join_rows(std::span<at::Tensor const> pieces, std::span<std::int64_t const> num_rows);
 
+/// Does the tensor have all bytes of its storage? If not, it is a view of a larger one, such as a reused buffer.
 [[nodiscard]] bool has_storage_of_its_own(at::Tensor const& tensor);
 
 /// A block that keeps a float32 tensor alive. If another stream uses it last, the allocator waits for that one.

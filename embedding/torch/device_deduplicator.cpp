@@ -79,7 +79,7 @@ class DeviceDeduplicator final : public TensorDeduplicator {
   }
 
  private:
-  /// Uninitialised tensors for the unique keys of `keys`.
+  /// Uninitialised tensors for the unique keys of `keys`. UniqueTensors::room holds their ids, tables and counts.
   [[nodiscard]] UniqueTensors room_for(KeyTensors const& keys, bool are_unique) const {
     auto const num_keys = keys.ids.numel();
     auto const words = [&](std::int64_t size) { return empty(size, at::kInt, device_); };

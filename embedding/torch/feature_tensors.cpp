@@ -41,6 +41,7 @@ std::vector<Feature> FeatureTensors::features(std::vector<at::Tensor> const& ids
   std::size_t const count = names_.size();
   base::expects(ids.size() == count && lengths.size() == count && weights.size() == count,
                 "not one tensor of values, lengths and weights for each of " + std::to_string(count) + " features");
+  // The features view the memory of these tensors, so the caller keeps them.
   held.reserve(held.size() + 3 * count);
   std::vector<Feature> features(count);
   for (std::size_t i = 0; i < count; ++i) {

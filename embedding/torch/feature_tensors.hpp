@@ -15,14 +15,14 @@ namespace headway::embedding {
 class FeatureTensors {
  public:
   /// All vectors have one element per feature.
-  /// @param tables table of each feature (Key::table)
+  /// @param tables id of each feature's table, which is a part of its keys (Key::table)
   FeatureTensors(std::vector<std::string> names, std::vector<std::uint32_t> tables, std::vector<Pooling> poolings,
                  at::Device device);
 
   /// The features of a batch, as views of tensors.
   /// @param ids one tensor (K,) per feature, int64 or int32
   /// @param lengths one tensor (B,) per feature, int64 or int32: ids per list
-  /// @param weights one tensor (K,) per feature, or none
+  /// @param weights one tensor (K,) per feature, converted to float32, or none: weights of 1
   /// @param held gets the tensors that the features view
   /// @throws base::UsageError if tensors are of other shapes or types, on another device, or do not fit each other
   [[nodiscard]] std::vector<Feature> features(std::vector<at::Tensor> const& ids,
@@ -31,6 +31,8 @@ class FeatureTensors {
                                               std::vector<at::Tensor>& held) const;
 
  private:
+  /// @param what name of the tensor in an error
+  /// @param tensor replaced by a contiguous copy if it is not contiguous; weights_of() also converts it
   [[nodiscard]] Integers integers_of(std::size_t feature, char const* what, at::Tensor& tensor) const;
   [[nodiscard]] std::span<float const> weights_of(std::size_t feature, std::size_t num_ids, at::Tensor& tensor) const;
 

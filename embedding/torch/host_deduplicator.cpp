@@ -16,7 +16,9 @@ namespace {
 
 at::Device const kHost(at::kCPU);
 
-/// Tensors that share the memory of `the_unique`, without a copy.
+/// Tensors that share the memory of `the_unique`, without a copy. `room` is the storage for unique keys. On the CPU
+/// their number is known, so it holds exactly these.
+/// @param are_unique no key of the result repeats
 UniqueTensors tensors_of(UniqueKeys the_unique, KeyTensors const& keys, bool are_unique) {
   auto unique = std::make_shared<UniqueKeys const>(std::move(the_unique));
   std::optional<at::Tensor> tables;
@@ -70,8 +72,8 @@ class HostDeduplicator final : public TensorDeduplicator {
   }
 
   std::pair<at::Tensor, at::Tensor> route(KeyTensors const& keys, std::uint32_t num_ranks) override {
-    auto way = embedding::route(keys.view(kHost), num_ranks);
-    return {tensor_of(std::move(way.order), at::kInt), tensor_of(std::move(way.counts), at::kLong)};
+    auto routed = embedding::route(keys.view(kHost), num_ranks);
+    return {tensor_of(std::move(routed.order), at::kInt), tensor_of(std::move(routed.counts), at::kLong)};
   }
 
  private:

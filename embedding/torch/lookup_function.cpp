@@ -62,6 +62,7 @@ struct ExpandFunction : torch::autograd::Function<ExpandFunction> {
     auto const num_inputs = static_cast<std::size_t>(context->saved_data.at("num_inputs").toInt());
     lookup->take_gradients(batch, gradients);
     Tensors result(2 + num_inputs);  // The lookup and the batch have none.
+    // The anchors before get none. `learned_` lists the per-id weights that require a gradient.
     std::size_t next = result.size() - batch->learned_.size();
     for (auto const& learned : batch->learned_) {
       auto const& of_feature = gradients[learned.feature];

@@ -46,17 +46,18 @@ std::optional<To> optional_of(std::optional<std::int64_t> value) {
 }
 
 /// Table ids have 32 bits. @throws base::UsageError for larger or negative ones
-std::vector<std::uint32_t> numbers_of(std::vector<std::int64_t> const& values) {
-  std::vector<std::uint32_t> numbers;
+std::vector<std::uint32_t> table_ids_of(std::vector<std::int64_t> const& values) {
+  std::vector<std::uint32_t> ids;
   for (auto const value : values) {
     base::expects(value >= 0 && value <= UINT32_MAX,
                   "the number of a table is from 0 to 2^32 - 1, not " + std::to_string(value));
-    numbers.push_back(static_cast<std::uint32_t>(value));
+    ids.push_back(static_cast<std::uint32_t>(value));
   }
-  return numbers;
+  return ids;
 }
 
-/// @param first, second parameters of the initializer, see initializer_of()
+/// @param first, second parameters of the initializer: bounds (uniform), or mean and deviation (normal)
+/// @param eviction none, lru or lfu; TableSettings explains this and the other parameters
 TablePtr make_table(std::int64_t dim, std::string const& initializer, double first, double second, std::int64_t seed,
                     std::string const& optimizer, std::optional<std::int64_t> max_rows, std::string const& eviction,
                     std::optional<std::int64_t> high_water, std::optional<std::int64_t> low_water,
@@ -91,8 +92,10 @@ void import_records(TablePtr const& table, Tensors const& encoded, std::int64_t 
   }
 }
 
-/// @param table_ids numbers of the tables in each merged table
-/// @param feature_tables number of the table of each feature
+/// @param tables merged tables: each holds tables of equal configuration, which share rows and exchanges
+/// @param table_ids ids of the tables in each merged table
+/// @param names, feature_tables, poolings (features) name, table id, and sum, mean or none
+/// @param dedup stage that removes duplicate keys, see dedup_of()
 LookupPtr make_lookup(std::vector<TablePtr> const& tables, std::vector<std::vector<std::int64_t>> const& table_ids,
                       std::vector<std::string> names, std::vector<std::int64_t> const& feature_tables,
                       std::vector<std::optional<std::string>> const& poolings,
@@ -100,25 +103,25 @@ LookupPtr make_lookup(std::vector<TablePtr> const& tables, std::vector<std::vect
   base::expects(!tables.empty() && table_ids.size() == tables.size(), "table_ids needs one list for each table");
   std::vector<LookedUpTable> merged;
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    merged.push_back({.table = tables[i], .numbers = numbers_of(table_ids[i])});
+    merged.push_back({.table = tables[i], .numbers = table_ids_of(table_ids[i])});
   }
   std::vector<Pooling> kinds;
   for (auto const& pooling : poolings) kinds.push_back(pooling_of(pooling));
   auto const& pool = tables.front()->options().thread_pool;
-  return c10::make_intrusive<TensorLookup>(std::move(merged), std::move(names), numbers_of(feature_tables),
+  return c10::make_intrusive<TensorLookup>(std::move(merged), std::move(names), table_ids_of(feature_tables),
                                            std::move(kinds), group.value_or(c10::intrusive_ptr<c10d::ProcessGroup>()),
                                            dedup_of(dedup), pool, tables.front()->device(), true);
 }
 
 /// Updates the rows that have gradients. @param step from 1 @param rate learning rate of all tables
 void apply(LookupPtr const& lookup, std::int64_t step, double rate) {
-  auto const& numbers = lookup->table_numbers();
+  auto const& table_ids = lookup->table_numbers();
   std::vector<std::map<std::uint32_t, double>> rates;
-  for (auto const& of_merged : numbers) {
+  for (auto const& of_merged : table_ids) {
     auto& of_tables = rates.emplace_back();
-    for (auto const number : of_merged) of_tables[number] = rate;
+    for (auto const id : of_merged) of_tables[id] = rate;
   }
-  lookup->apply(static_cast<std::uint64_t>(step), rates, std::vector<double>(numbers.size(), 1));
+  lookup->apply(static_cast<std::uint64_t>(step), rates, std::vector<double>(table_ids.size(), 1));
 }
 
 /// A lookup for inference: it inserts and counts nothing, and has no gradient.

@@ -188,7 +188,7 @@ class HeadwayGroupExchanger final : public Exchanger {
     auto const backend = backend_.lock();
     TORCH_CHECK_WITH(DistBackendError, backend != nullptr, "headway: the group of these tables was destroyed");
     auto group = dynamic_cast<comm::GroupOwner const&>(*backend).shared_group();
-    GroupExchanger exchanger(*group, 0, &raise_pending_signals);
+    GroupExchanger exchanger(*group, /*channel=*/0, &raise_pending_signals);
     auto started = with_errors_of_torch([&] { return start(exchanger); });
     return std::make_unique<Translated>(std::move(group), std::move(started));
   }

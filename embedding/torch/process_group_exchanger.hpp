@@ -14,7 +14,8 @@
 namespace headway::embedding {
 
 /// Exchanges over a process group of PyTorch with any backend, of tensors on one device. Errors of the group pass
-/// through as they are.
+/// through as they are. Blocks need exact sizes, not capacities. send() and receive() throw base::UsageError: only
+/// a group of Headway has messages between two ranks.
 class ProcessGroupExchanger final : public Exchanger {
  public:
   ProcessGroupExchanger(c10::intrusive_ptr<c10d::ProcessGroup> group, at::Device device)

@@ -12,9 +12,9 @@ namespace headway::embedding {
 /// Receive buffer, send buffer, receive splits and send splits of an all-to-all.
 using AllToAllTensors = std::tuple<at::Tensor, at::Tensor, std::vector<std::int64_t>, std::vector<std::int64_t>>;
 
-/// The arguments of one all_to_all_single() that sends rows of G merged tables to R ranks. With one table the rows are
-/// sent in place, and splits count rows. With several the buffers are flat, and splits count elements.
-/// rank_buffers.cpp has an example.
+/// The arguments of one all_to_all_single() that sends rows of G merged tables to R ranks. A merged table is several
+/// tables that share storage and exchanges. With one table the rows are sent in place, and splits count rows. With
+/// several the buffers are flat, and splits count elements. rank_buffers.cpp has an example.
 /// @param values for each merged table (rows, columns) of one type and device, rank by rank
 /// @param sent, received (G, R) int64 on the CPU: rows for, and from, each rank
 /// @throws base::UsageError if counts do not add up to the rows

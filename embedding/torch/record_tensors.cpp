@@ -55,6 +55,7 @@ at::Tensor encode(FragmentTensors const& fragment) {
 
 FragmentTensors decode(at::Tensor const& bytes) {
   auto const span = span_of<std::uint8_t>(bytes, at::kByte, kHost, "records");
+  // The columns are views of the bytes, and begin with 64-bit ids.
   auto const aligned = reinterpret_cast<std::uintptr_t>(span.data()) % alignof(std::uint64_t) == 0;
   auto const owner = aligned ? bytes : bytes.clone();
   auto const fragment = decode(std::as_bytes(span_of<std::uint8_t>(owner, at::kByte, kHost, "records")));

@@ -11,8 +11,8 @@
 
 namespace headway::embedding {
 
-/// Options of a table by their Python names. Fields mean the same as in TableOptions; an empty
-/// optional is unlimited.
+/// Options of a table by their Python names. Fields mean the same as in TableOptions. An empty optional is unlimited,
+/// except for `eviction_batch`: 128 rows for a CPU table, unless it evicts by count and rows expire; else unlimited.
 struct TableSettings {
   std::size_t dim = 0;
   Initializer initializer = Initializer::constant(0);
@@ -20,7 +20,7 @@ struct TableSettings {
   std::optional<std::size_t> max_rows{};  ///< Rows of this rank; beyond, insertions evict others or are refused.
   std::string eviction = "none";          ///< Or lru, lfu.
   std::optional<std::size_t> high_water{}, low_water{};  ///< Rows above which a step evicts, and down to which.
-  std::optional<std::size_t> eviction_batch{};           ///< None: a few rows per step on the CPU, else unlimited.
+  std::optional<std::size_t> eviction_batch{};           ///< Most rows that one eviction removes.
   std::uint32_t time_to_live = 0;            ///< Steps without a lookup after which a row expires; 0: never.
   std::uint32_t min_count = 1;               ///< Lookups after which a key gets a row.
   std::optional<std::size_t> max_pending{};  ///< Most keys that are counted but have no row yet.

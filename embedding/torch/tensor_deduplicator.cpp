@@ -2,10 +2,10 @@
 
 // Unique keys of a batch as tensors, on either device.
 //
-// On the CPU the number of unique keys is known, and tensors have that length. On a CUDA device tensors are as long
-// as the batch, and the number is a tensor of one element. keys() passes it on as Keys::num_known, so that lookups
-// can follow without a wait. Example: batch 7 9 7 on CUDA has room.ids of 3 entries, 7 9 and one undefined, and size
-// 2.
+// UniqueTensors::room holds the unique keys. On the CPU their number is known, and tensors have that length. On a CUDA
+// device tensors are as long as the batch, and the number is a tensor of one element. keys() passes it on as
+// Keys::num_known, so that lookups can follow without a wait. Example: batch 7 9 7 on CUDA has room.ids of 3 entries, 7
+// 9 and one undefined, and size 2.
 
 #include "tensor_deduplicator.hpp"
 

@@ -34,7 +34,8 @@ struct UniqueTensors {
   [[nodiscard]] UniqueTensors narrow(std::int64_t known_size) const;
 };
 
-/// Bags (lists of keys whose embeddings are pooled) as optional tensors. Without offsets each key is a bag.
+/// Bags (lists of keys whose embeddings are pooled) as optional tensors, for the time of a call: it holds references.
+/// Without offsets each key is a bag. Without weights they are 1.
 struct BagTensors {
   std::optional<at::Tensor> const& offsets;  ///< (B + 1,) int64
   std::optional<at::Tensor> const& weights;  ///< (K,)
@@ -51,7 +52,9 @@ class TensorDeduplicator {
   TensorDeduplicator& operator=(TensorDeduplicator const&) = delete;
   virtual ~TensorDeduplicator() = default;
 
+  /// Finds the unique keys of a batch.
   [[nodiscard]] virtual UniqueTensors deduplicate(KeyTensors const& keys) = 0;
+  /// Makes each key a unique key of its own, without looking for duplicates.
   [[nodiscard]] virtual UniqueTensors from_unique(KeyTensors const& keys) = 0;
   /// The same unique keys in another order, for values that are sorted by owner rank.
   /// @param order (rows,) int32, the index in `unique` of each key of the result, as from route()

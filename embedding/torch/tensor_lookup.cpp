@@ -2,6 +2,8 @@
 
 // Lookups of a collection for PyTorch: a ShardedTable on tensors.
 //
+// A collection is a set of embedding tables; those of equal configuration are merged and share rows and exchanges.
+//
 // Idea: begin() takes the ids of a batch, finish() returns its embeddings, and the backward pass leaves the gradients
 // with the owners of the rows (lookup_function.cpp). apply() updates these rows. A batch keeps its keys until then.
 //
@@ -71,7 +73,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
     merged.push_back({.options = each.table->options(),
                       .tables = each.numbers,
                       .reads_unknown_as_zeros = each.reads_unknown_as_zeros,
-                      .made = each.table->shared_table()});
+                      .existing_table = each.table->shared_table()});
     auto const has = [&each](std::uint32_t number) {
       return std::ranges::find(each.numbers, number) != each.numbers.end();
     };
@@ -109,8 +111,8 @@ std::vector<bool> TensorLookup::are_pooled() const {
   return result;
 }
 
-// Drops the pending gradients at the end of its scope, also after an error, such as one of the rates: the next step
-// must not apply these gradients too.
+// Drops the pending gradients at the end of its scope, also after an error, for example a rate that is not finite: the
+// next step must not apply these gradients too.
 class TensorLookup::DropAtEnd {
  public:
   explicit DropAtEnd(TensorLookup& lookup) : lookup_(lookup) {}

@@ -57,7 +57,7 @@ class TensorBatch : public torch::CustomClassHolder {
   };
 
   std::shared_ptr<ShardedTable::Batch> batch_;
-  std::vector<std::int64_t> num_bags_;  ///< (outputs)
+  std::vector<std::int64_t> num_bags_;  ///< (outputs) Rows of each.
   std::vector<LearnedWeights> learned_;
   std::shared_ptr<std::atomic<std::int64_t>> num_waiting_;  ///< Batches with autograd before their backward pass.
   bool is_waiting_ = false;
@@ -66,12 +66,13 @@ class TensorBatch : public torch::CustomClassHolder {
 };
 
 /// Lookups in the tables of a collection, as tensors with gradients: a ShardedTable for PyTorch. K ids of a feature, B
-/// bags, D columns.
+/// bags, D columns. (features), (outputs) and (merged tables) name the length of a vector.
 class TensorLookup : public torch::CustomClassHolder {
  public:
   using BatchPtr = c10::intrusive_ptr<TensorBatch>;
 
-  /// @param features (features) name, table and pooling; those of a merged table are adjacent, in the order of `tables`
+  /// @param names, feature_tables, poolings (features) name, table id and pooling; the features of a merged table are
+  ///   adjacent, in the order of `tables`
   /// @param group none: one rank
   /// @param by_feature one output for each feature; false: one for each merged table, feature by feature
   TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::string> names,
@@ -142,10 +143,10 @@ class TensorLookup : public torch::CustomClassHolder {
   friend struct ExpandFunction;
   class DropAtEnd;
 
-  /// A gradient that the tables may read until it is added.
+  /// A gradient that the tables read later, when it is added by key. Nobody may write to it until then.
   struct Unread {
     at::Tensor values;
-    std::int64_t version;
+    std::int64_t version;  ///< In-place version counter of `values` after the backward pass.
     std::size_t merged;
   };
 
@@ -187,7 +188,7 @@ class TensorLookup : public torch::CustomClassHolder {
   std::shared_ptr<std::atomic<std::int64_t>> num_waiting_ = std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;  ///< Held during calls of `sharded_`. Its waits may take the GIL, so callers release that.
   std::vector<Unread> unread_;
-  std::vector<std::size_t> num_marked_;        ///< (merged tables) See new_gradients().
+  std::vector<std::size_t> num_marked_;        ///< (merged tables) Backward passes that new_gradients() has returned.
   std::vector<std::vector<at::Tensor>> sent_;  ///< (merged tables) Marks of sent gradients, (1, 1), not returned yet.
   std::vector<BatchPtr> pending_;              ///< Batches whose gradients wait for apply().
 };

@@ -108,7 +108,7 @@ void TensorTable::import_records(FragmentTensors const& fragment, bool are_pendi
                                  std::uint32_t num_ranks) {
   auto const view = fragment.view();
   change([&](Table& table) {
-    RecordTarget const target{.table = &table, .numbers = {fragment.table}};
+    RecordTarget const target{.table = &table, .table_ids = {fragment.table}};
     import_records_of_rank(are_pending ? view.pending : view.rows, {&target, 1}, rank, num_ranks);
   });
 }

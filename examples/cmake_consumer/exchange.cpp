@@ -55,6 +55,7 @@ int main(int argument_count, char** arguments) try {
   int const rank = std::atoi(arguments[1]);
   int const size = std::atoi(arguments[2]);
   comm::FileStore store(arguments[3]);
+  // max_lag: a rank may run at most one exchange ahead of the slowest rank.
   auto group = comm::Group::connect(rank, size, store, {.max_lag = 1});
 
   int const wrong = exchange(*group);

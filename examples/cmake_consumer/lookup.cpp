@@ -24,8 +24,8 @@ namespace {
 namespace comm = headway::comm;
 namespace embedding = headway::embedding;
 
-constexpr std::uint32_t kClicks = 0;  ///< Number of the table.
-constexpr std::size_t kDim = 4;
+constexpr std::uint32_t kClicks = 0;  ///< Id of the table.
+constexpr std::size_t kDim = 4;       ///< Columns of an embedding.
 
 /// Looks up one batch and trains it. @returns the first column of each user's summed embedding.
 std::vector<float> train_step(embedding::ShardedTable& tables, std::uint32_t step, std::int64_t own_id) {
@@ -40,7 +40,7 @@ std::vector<float> train_step(embedding::ShardedTable& tables, std::uint32_t ste
   auto const batch = tables.begin(features);
   tables.finish(*batch);
   std::vector<float> sums(2 * kDim);
-  tables.expand(*batch, 0, sums);
+  tables.expand(*batch, /*merged=*/0, sums);
 
   std::vector<float> const gradients(sums.size(), 1);
   std::vector<std::span<float const>> const of_tables{gradients};
@@ -61,6 +61,7 @@ int main(int argument_count, char** arguments) try {
   comm::FileStore store(arguments[3]);
   auto const group = comm::Group::connect(rank, size, store, {});
 
+  // Tables of equal options are merged: they share storage and exchanges. Here it is only one.
   std::vector<embedding::MergedTable> const merged{
       {.options = {.dim = kDim, .initializer = embedding::Initializer::constant(1)}, .tables = {kClicks}}};
   embedding::ShardedTable tables(merged, std::make_unique<embedding::GroupExchanger>(*group));

@@ -3,7 +3,8 @@
 // Looks ids up in a table that Python trained, by the operators of Headway, without Python.
 // Usage: look_up LIBRARY INPUT OUTPUT [PROGRAM]
 //   LIBRARY  libheadway_operators.so (headway.ops.OPERATOR_LIBRARY)
-//   INPUT    what torch.save() wrote: a dictionary with the table and a batch, see below
+//   INPUT    what torch.save() wrote: a dictionary with the table (table, dim, seed, records) and a batch (ids,
+//   lengths)
 //   OUTPUT   gets the embeddings, for torch.load()
 //   PROGRAM  a model that AOTInductor compiled, with an ExportableLookup named "items"; its first output is saved
 //   instead
@@ -64,7 +65,7 @@ void run(std::vector<std::string> const& arguments) {
   if (dlopen(arguments[0].c_str(), RTLD_NOW) == nullptr) throw std::runtime_error(dlerror());
 
   auto const input = read(arguments[1]);
-  // The number of the table in keys. HashTableCollection takes the CRC-32 of its name.
+  // The id of the table, which is a part of its keys. HashTableCollection takes the CRC-32 of its name.
   auto const number = input.at("table").toTensor().item<std::int64_t>();
   auto const table = make("EmbeddingTable", {{"dim", input.at("dim")}, {"seed", input.at("seed")}});
   std::vector<at::Tensor> records;

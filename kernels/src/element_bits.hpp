@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Names for 16-bit floating-point types whose bits are only stored here. Conversions are in elements.hpp.
+// Names for 16-bit floating-point types whose bits are only stored here. Conversions are in elements.hpp
+// and, for kernels with tensor cores, in cuda/element.cuh.
 
 #pragma once
 

@@ -2,7 +2,10 @@
 
 // Gradient rules of the operators torch.ops.headway.*: what each call keeps, and which operator its backward pass
 // calls. autograd.hpp tells what a rule is. Moves of rows come in pairs, of which each is the backward pass of the
-// other: concat and split, to_padded and to_jagged, sum and expand, dispatch and combine.
+// other: concat and split, to_padded and to_jagged, sum and expand, dispatch (to rank order) and combine (back).
+//
+// Rules index arguments and results by their positions in the operator's schema (TORCH_LIBRARY_FRAGMENT in the files
+// *_operators.cpp).
 
 #include "autograd.hpp"
 
@@ -72,7 +75,7 @@ struct GatedNormRule : FirstResult {
     auto const& statistics = saved[0];
     auto const inputs = c10::ArrayRef(saved).slice(1);
     Stack stack;
-    torch::jit::push(stack, grads[0], statistics, c10::IValue());  // No residual.
+    torch::jit::push(stack, grads[0], statistics, c10::IValue());  // No residual (a gradient of x to add).
     push_all(stack, context, inputs);
     auto const results = norm_backward.call(std::move(stack));
     variable_list gradients;
@@ -219,6 +222,7 @@ struct PermuteRule : MoveRule {
     auto const tensor_or_none = [&](std::size_t i) {
       return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
     };
+    // Offsets after and before the move, then the lists of features and samples.
     save_tensors(context, {results[2].toTensor(), results[3].toTensor(), tensor_or_none(2), tensor_or_none(3)});
     at::Tensor const lengths = arguments[1].toTensor();
     context.saved_data["num_features"] = lengths.sym_size(0);
@@ -249,6 +253,7 @@ struct TransposeRule : MoveRule {
 
 struct DispatchRule : MoveRule {
   static void save(Context& context, c10::OperatorHandle const& /*op*/, Values arguments, Values results) {
+    // Lengths of the output, and the bounds of the ranks' samples.
     save_tensors(context, {results[1].toTensor(), arguments[2].toTensor()});
     context.saved_data["num_features"] = arguments[1].toTensor().sym_size(0);
   }

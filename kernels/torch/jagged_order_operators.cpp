@@ -3,9 +3,10 @@
 // torch.ops.headway.jagged_permute, jagged_transpose, ranged_dispatch, ranged_combine and their backward passes. They
 // reorder jagged rows of several features and samples. python/headway/ops documents the arguments.
 //
-// Every operator is a move of segments (jagged_moves.hpp) in three steps: move the lengths as rows of one number
-// each, scan both lists of lengths to offsets, move the rows. Nothing waits for a device unless the caller does not
-// say how many rows the result has.
+// An item is the rows of one feature in one sample, a segment one or more neighbouring items. Every operator is a move
+// of segments (jagged_moves.hpp) in three steps: move the lengths as rows of one number each, scan both lists of
+// lengths to offsets, move the rows. Nothing waits for a device unless the caller does not say how many rows the result
+// has.
 //
 // Example: ranged_dispatch, F = 2, B = 3, bounds 0 2 3 (rank 0 has samples 0 and 1). Items f0s0 f0s1 f0s2 f1s0 f1s1
 // f1s2 become f0s0 f0s1 f1s0 f1s1 | f0s2 f1s2: each rank's rows lie together, ready for an all-to-all exchange.
@@ -94,7 +95,8 @@ struct Reordered {
   at::Tensor lengths, offsets, source_offsets;
 };
 
-/// Reads the number of rows from offsets, which waits for a device.
+/// Reads the number of rows from offsets, which waits for a device. The first offset is not 0 if the lengths before the
+/// move do not add up to their rows, since one scan computes both lists (MovedLengths).
 std::int64_t read_num_rows(at::Tensor const& offsets, std::int64_t num_items) {
   at::Tensor const ends = at::cat({offsets.slice(0, 0, 1), offsets.slice(0, num_items, num_items + 1)}).cpu();
   auto const* const values = ends.const_data_ptr<std::int64_t>();

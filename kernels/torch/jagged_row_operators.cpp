@@ -61,7 +61,7 @@ at::Tensor joined_offsets(at::TensorList offsets, at::Device device, char const*
   return offsets_of(at::stack(offsets, 1).diff(1, 0));
 }
 
-/// Move between jagged tensor `index` of K and its part of the join.
+/// Move between jagged tensor `index` of K (the packed side, without gaps) and its part of the join (the placed side).
 JaggedMove join_move(JaggedMove::Direction direction, at::Tensor const& offsets, std::int64_t num_rows,
                      at::Tensor const& joined, std::int64_t num_joined_rows, std::size_t index) {
   std::int64_t const num_samples = offsets.numel() - 1;
@@ -130,7 +130,8 @@ Segments padded_segments(std::int64_t num_samples, std::int64_t max_length) {
 }
 
 /// (rows, ...) to (samples, max_length, ...). Longer samples are cut, shorter ones filled with `padding`. Example:
-/// lengths 1 3, max_length 2: rows a0 b0 b1 b2 become [a0 pad] [b0 b1].
+/// lengths 1 3, max_length 2: rows a0 b0 b1 b2 become [a0 pad] [b0 b1]. The output is the packed side of the move,
+/// since a gather fills rows that are missing on the placed side.
 at::Tensor jagged_to_padded(at::Tensor const& values, at::Tensor const& offsets, std::int64_t max_length,
                             at::Scalar const& padding) {
   JaggedTensor const jagged(values, offsets, "jagged_to_padded");

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headway: a ``torch.distributed`` backend with bounded-lag all-to-all exchanges.
 
+With ``max_lag=k`` a rank may run up to k exchanges ahead of the slowest peer.
 Importing this module registers the backend and does nothing else::
 
     import torch.distributed as dist, headway

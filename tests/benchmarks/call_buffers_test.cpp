@@ -38,7 +38,7 @@ void deliver(std::vector<CallBuffers> const& all) {
 TEST(CallBuffers, AcceptAnAllToAllOfAnySize) {
   for (std::size_t const bytes : {0u, 1u, 7u, 8u, 1003u}) {
     auto all = buffers_of_all_ranks(bytes);
-    for (auto& one : all) one.fill(5);
+    for (auto& one : all) one.fill(5);  // Round 5: the data depend on the round.
     deliver(all);
     for (auto const& one : all) EXPECT_NO_THROW(one.check(5)) << bytes;
   }

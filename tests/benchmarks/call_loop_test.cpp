@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loop of the all-to-all benchmark: it keeps lag + 1 calls in flight, each on a set of buffers of its own, checks the
-// results, and averages the durations of calls that complete in bursts.
+// Loop of the all-to-all benchmark: it keeps lag + 1 calls in flight, each on a set of buffers of its own, and checks
+// the results. Calls in flight complete in bursts, so durations are averaged over lag + 1 calls.
 
 #include "call_loop.hpp"
 

@@ -57,7 +57,7 @@ TEST_F(RankBarrierTest, GathersTheValuesOfAllRanksInTheirOrder) {
   RankBarrier barrier(file_, 0, 2, std::chrono::seconds(30));
   auto const seen_by_0 = barrier.gather(std::vector{1.0, 2.0});
   other.join();
-  std::vector<std::vector<double>> const expected{{1.0, 3.0}, {2.0, 4.0}};
+  std::vector<std::vector<double>> const expected{{1.0, 3.0}, {2.0, 4.0}};  // Indexed by value, then by rank.
   EXPECT_EQ(seen_by_0, expected);
   EXPECT_EQ(seen_by_1, expected);
 }

@@ -23,6 +23,7 @@ from benchmarks.torch_ranks.block_sizes import block_sizes
 from dlrm_examples.support.provenance import write_json_lines
 from dlrm_examples.support.text_table import format_bytes, format_table, format_time
 
+# Fields of each line of a JSON file that a benchmark writes.
 DESIGN_FIELDS = {
     "name", "params", "system", "median_s", "p5_s", "p95_s", "samples", "rate", "unit", "ratio", "commit", "machine",
 }  # fmt: skip
@@ -78,7 +79,8 @@ def test_interval_covers_the_median_and_shrinks_to_it_for_equal_values() -> None
 
 
 def test_lag_cost_compares_each_turn_with_the_same_turn_of_bound_0_on_the_same_buffers() -> None:
-    # Groups with different bounds (max_lag) take turns in the same processes. turns_s has the time of each turn.
+    # Groups with different bounds (max_lag) take turns in the same processes. turns_s has the time of each turn,
+    # and sets is the number of buffer sets that the calls cycle through.
     def turn_point(lag: int, sets: int, turns_s: list[float]) -> Point:
         point = make_point("headway", 1.0, turns_s=turns_s)
         return Point(**{**vars(point), "params": point.params | {"lag": lag, "sets": sets}})
@@ -146,6 +148,8 @@ def test_a_bar_that_was_not_measured_says_so() -> None:
     assert {row[-1] for row in judge([])} == {"not measured"}
 
 
+# Borders between blocks are multiples of `unit` bytes. skew1.5 and skew3: the link into rank 0 carries 1.5 or 3 times
+# the mean over links.
 def test_block_sizes_add_up_and_zipf_differs_between_sources() -> None:
     for split in ("even", "zipf", "skew1.5", "skew3"):
         for total in (0, 1, 8, 1003):

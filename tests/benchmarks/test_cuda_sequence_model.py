@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rank_processes import run_ranks
 
 from benchmarks.cuda_sequence_model import main
-from benchmarks.harness.embedding_layers import SCATTER
+from benchmarks.harness.embedding_layers import ID_MULTIPLIER
 from benchmarks.harness.sequence_models import HEADWAY, ID_BITS, TORCHREC, UNLIMITED, ModelOptions
 
 # "--slots" limits the rows of HEADWAY and the slots of TorchRec's managed collisions. UNLIMITED has no limit.
@@ -70,7 +70,7 @@ def learn_with_managed_collisions(rank: int) -> tuple[float, int, int]:
     options = ModelOptions(dim=4, slots=2000, optimizer="row_wise_adagrad", eviction_interval=1,
                            device=torch.device("cpu"), group=dist.new_group(backend="gloo"))  # fmt: skip
     model = make_model(TORCHREC, options)
-    ids_BL = (torch.arange(rank, 1000, 2) * SCATTER & (1 << ID_BITS) - 1).view(-1, 10)
+    ids_BL = (torch.arange(rank, 1000, 2) * ID_MULTIPLIER & (1 << ID_BITS) - 1).view(-1, 10)
     loss = model(make_features(ids_BL))
     loss.backward()
     (collisions,) = (module for module in model.modules() if isinstance(module, MCHManagedCollisionModule))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of deduplication settings measures each of them, here on the CPU."""
+"""The benchmark of deduplication settings measures each of them, here on the CPU.
+
+``DEDUPS``: no deduplication, before the exchange of keys, after it at the owner of a row, or both.
+"""
 
 from __future__ import annotations
 

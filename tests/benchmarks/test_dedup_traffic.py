@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that the benchmark computes from the ids of a batch are those that ranks really send."""
+"""The bytes that the benchmark computes from the ids of a batch are those that ranks really send.
+
+``DEDUPS``: no deduplication, ``first`` (before the exchange of keys), ``second`` (after it, at the owner of a row), or
+``both``. ``count_traffic`` returns means over ranks.
+"""
 
 from __future__ import annotations
 

@@ -80,18 +80,20 @@ def test_one_node_is_refused() -> None:
         predict(1, 8, Assumptions())
 
 
+# A pair of 8 nodes has 256 credits, the messages that may be in flight. So 128 go out per round trip of 2 us.
 def test_a_pair_has_half_its_credits_for_each_round_trip() -> None:
     assert credit_rate(8, Assumptions(latency_s=1e-6)) == pytest.approx(64e6)
 
 
+# Lateness is exponential, so the last of n is 1 + 1/2 + ... + 1/n means late.
 def test_the_last_of_two_is_one_and_a_half_means_late() -> None:
     assert waiting_for_the_last(1) == 1.0
     assert waiting_for_the_last(2) == 1.5
 
 
 def test_the_shared_queue_has_256_receives_for_each_peer_or_what_the_device_has() -> None:
-    assert memory(8).receives == 7 * 256 * 32
-    assert memory(512).receives == 511 * 64 * 32
+    assert memory(8).receives == 7 * 256 * 32  # Peers, receives of each, bytes of a receive.
+    assert memory(512).receives == 511 * 64 * 32  # 64 is 32767 // 511: the device's limit of the queue.
     assert memory(8).total == sum(
         (memory(8).receives, memory(8).completions, memory(8).send_queues, memory(8).staging, memory(8).receive_buffer)
     )

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarked training step gives the same result over every backend and with both schedules."""
+"""The benchmarked training step gives the same result over every backend and with both schedules.
+
+A ``serial`` step runs its parts one after the other. An ``overlapped`` step splits the batch into halves, and computes
+on one while the rows of the other travel.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +78,7 @@ def test_it_learns_what_one_process_learns_with_autograd() -> None:
         )
         sum(losses).backward()
         with torch.no_grad():
+            # Learning rate 0.01. Rows take the sum of both ranks' gradients, weights their mean.
             rows.sub_(rows.grad, alpha=0.01)
             for weight in weights:
                 weight.sub_(weight.grad, alpha=0.01 / 2)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each channel of a group has its own ``max_lag``. A LagQueue, a queue of pending exchanges, sets and follows it."""
+"""Each channel of a group has its own ``max_lag``. A LagQueue, a queue of pending exchanges, sets and follows it.
+
+Exchanges of a channel are numbered together. A rank may run at most ``max_lag`` of them ahead of the slowest peer.
+"""
 
 from __future__ import annotations
 

@@ -68,6 +68,7 @@ def test_uneven_exchanges_of_every_dtype_give_each_rank_its_blocks(size: int) ->
 
 
 def exchange_large(rank: int, empty: Callable[..., torch.Tensor], rails: int) -> None:
+    """Exchanges blocks of a mebibyte. ``rails`` is the number of RDMA queue pairs per peer."""
     size, rows = dist.get_world_size(), 1 << 18
     group = dist.new_group(backend="headway", pg_options=headway.Options(rdma_rails=rails))
     for step in range(4):  # Uses the same memory again and again, and frees it halfway.
@@ -267,12 +268,13 @@ def test_a_receive_from_any_source_says_who_sent() -> None:
 
 
 def exchange_with_lag(rank: int, max_lag: int) -> list[list[float]]:
+    """Exchanges on two channels, at most ``max_lag`` exchanges ahead of the slowest peer. Returns the results."""
     group = dist.new_group(
         backend="headway", pg_options=headway.Options(max_lag=max_lag, slot_bytes=256, num_channels=2)
     )
     pending, results = [], []
     for step in range(20):
-        count = 1 + (step % 3) * 50  # Some blocks are larger than a slot.
+        count = 1 + (step % 3) * 50  # Some blocks are larger than a slot, the receive buffer of a block.
         source = (torch.arange(count * 3.0) + 100 * rank + step).repeat_interleave(1)
         output = torch.empty(count * 3)
         work = headway.all_to_all_single(output, source, group=group, async_op=True, channel=step % 2)
@@ -307,7 +309,7 @@ def disagree(rank: int) -> str:
 
 def test_a_disagreement_on_sizes_is_an_error_on_both_ranks() -> None:
     first, second = run_ranks(disagree, 2)
-    assert "12" in first + second and "16" in first + second, (first, second)
+    assert "12" in first + second and "16" in first + second, (first, second)  # Bytes of 3 and of 4 floats.
     assert "no error" not in (first, second)
 
 

@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def block_of(source: int, destination: int, length: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-    """Block from one rank to another; both compute it."""
+    """Block from one rank to another in exchange ``number``; both compute it."""
     generator = torch.Generator().manual_seed(source * 1009 + destination * 31 + number * 7919 + length)
     return torch.randint(0, 100, (length,), generator=generator, dtype=torch.int32).to(dtype)
 
@@ -229,6 +229,7 @@ def move_otherwise(rank: int) -> None:
     strided = torch.zeros(4, size * 2, device=device)[:, ::2]
     dist.all_to_all_single(strided.t(), torch.arange(4 * size, device=device).float().view(4, size).t() + 100 * rank)
     assert strided[0].tolist() == [rank * 1.0 + 100 * peer for peer in range(size)]
+    # 110,000 days in nanoseconds do not fit into 63 bits.
     dist.all_gather_into_tensor(torch.empty(size, device=device), own[:1], async_op=True).wait(timedelta(days=110_000))
     future = dist.all_gather_into_tensor(whole := torch.empty(size, device=device), own[:1], async_op=True).get_future()
     assert future.then(lambda done: done.value()[0].sum()).wait().item() == sum(range(size))

@@ -36,6 +36,7 @@ def disagree(rank: int, what: str) -> str:
 
 @pytest.mark.parametrize("what", ["size", "type"])
 def test_a_disagreement_names_both_ranks_and_what_each_meant(what: str) -> None:
+    # Sizes of a block: half of 4 or of 2 floats.
     meant = {"size": ("8 bytes", "4 bytes"), "type": ("int32", "float32")}[what]
     for text in run_on_gpus(disagree, 2, what):
         assert all(part in text for part in ("rank 0", "rank 1", *meant)), text

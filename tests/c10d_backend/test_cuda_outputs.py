@@ -16,11 +16,12 @@ from rank_processes import DIED, kill_self
 
 pytestmark = NEEDS_GPU
 
-LARGE = 300_000  # Bytes; above 64 KiB.
+LARGE = 300_000  # Bytes. Only blocks above 64 KiB are written directly into an output.
 PATIENCE = timedelta(seconds=20)
 
 
 def local_copies(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """Number and bytes of copies inside this rank's device: its own blocks, and blocks out of receive slots."""
     used = headway.stats(group)["cuda"]
     return used["local_copies"], used["local_copy_bytes"]
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges that use no multiprocessor, and the slot tensors that hold their results."""
+"""Exchanges that use no multiprocessor, and the slot tensors that hold their results.
+
+A ``headway.slots.Ring`` has ``num_slots`` slots. A slot is device memory for up to ``capacity`` rows from each rank. It
+is leased to one exchange until all tensors of its results are gone.
+"""
 
 from __future__ import annotations
 

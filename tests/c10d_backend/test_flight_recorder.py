@@ -123,7 +123,7 @@ def test_a_timeout_leaves_files_in_which_the_analyzer_finds_the_missing_rank(tmp
     assert culprit["failure"] is not None and "rank 0" in culprit["failure"]
 
     database, text = analyze(tmp_path)
-    assert "Not all ranks joining collective, sequence number: 4" in text
+    assert "Not all ranks joining collective, sequence number: 4" in text  # PyTorch counts from 1.
     assert "missing ranks: {1}" in text
     missing = [each for each in database.collectives if each.missing_ranks]
     assert [(each.missing_ranks, each.collective_name) for each in missing] == [({1}, "nccl:all_to_all")]
@@ -247,6 +247,7 @@ def write(folder: pathlib.Path, rank: int, records: list[FlightRecord], **change
 
 
 def seqs_of(path: pathlib.Path) -> list[tuple[str, int]]:
+    """Sequences and numbers of the entries of PyTorch's file. The numbers begin at 1, those of Headway at 0."""
     contents = pickle.loads(path.read_bytes())
     return [(entry["process_group"][0], entry["collective_seq_id"]) for entry in contents["entries"]]
 
@@ -274,6 +275,7 @@ def test_a_sequence_that_a_rank_has_forgotten_shows_only_what_others_lack(tmp_pa
     pending = record(1, state="failed", completed_ns=99, started_ns=9, **barrier)
     sends = [record(seq, operation="send", channel=None, peer=0) for seq in range(4)]
     write(tmp_path, 0, [record(0, **barrier), record(7), pending])
+    # Rank 1 has as many messages as its recorder keeps. So it may have forgotten a barrier that it completed.
     write(tmp_path, 1, [record(7), *sends])
     files = export(tmp_path, tmp_path / "torch")
     assert seqs_of(files[0]) == [("0:all_to_all:0", 8), ("0:collectives", 2)]

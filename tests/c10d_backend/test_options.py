@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a group: values, copies, the environment, and rejected values. A bound is the ``max_lag`` of a group."""
+"""Options of a group: values, copies, the environment, and rejected values.
+
+A bound is the ``max_lag`` of a group: how many exchanges a rank may run ahead of the slowest peer. A slot is the
+receive buffer of one block.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COUNTS = [4, 100_000]
 
 
 def overlapping_calls(count: int, rank: int) -> dict[str, Callable[[], Any]]:
-    """Calls whose outputs overlap something, keyed by the text of the error."""
+    """Calls whose outputs overlap something, keyed by the text of the error. A space at the end keeps keys distinct."""
     memory = torch.zeros(SIZE * count + count)
     whole, shifted = memory[: SIZE * count], memory[count:]
     parts = list(whole.chunk(SIZE))

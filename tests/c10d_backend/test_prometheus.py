@@ -29,6 +29,7 @@ def scrape(rank: int) -> None:
     assert value("headway_sent_bytes_total", peer=str(1 - rank)) == 4 * _CALLS
     assert value("headway_received_messages_total", peer=str(1 - rank)) == _CALLS
     assert value("headway_exchanges_by_lag_total", lag="0") == _CALLS
+    # The metric has kept the former name of the receive buffer.
     assert value("headway_landing_bytes") == headway.stats(group)["receive_buffer_bytes"]
     assert value("headway_failed") == 0
 

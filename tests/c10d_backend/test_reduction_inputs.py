@@ -34,7 +34,7 @@ INTEGERS = [
     torch.int64,
     torch.uint64,
 ]
-#: Extreme values, so that sums and products wrap around.
+#: Elements of each rank. Some are extreme, so that sums and products wrap around.
 BITS = [
     [0, 1, -1, 30000, 1 << 15, 1 << 31, 1 << 62],
     [1, 1, -1, 30000, 1 << 15, 1 << 31, 1 << 62],

@@ -60,7 +60,7 @@ def train(rank: int, lose_this_rank: bool, timeout_s: float) -> tuple[list[list[
         except RuntimeError:
             shrunk = headway.shrink(timeout=timedelta(seconds=timeout_s))
             ranks = [ranks[old] for old in shrunk.ranks]
-            began_at += shrunk.all_to_alls[0]
+            began_at += shrunk.all_to_alls[0]  # All survivors have completed so many exchanges of the old group.
             del history[began_at + 1 :], ranks_by_step[began_at:]
     dist.barrier()
     return ranks_by_step, history[-1].tolist()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchRec on headway groups: real communication with the shim, and the same results as under Gloo."""
+"""TorchRec on headway groups: real communication with the shim, and the same results as under Gloo.
+
+TorchRec takes a group named "custom", torch's name for any plug-in backend, for a fake one, and makes results up. The
+shim lets headway groups return "headway".
+"""
 
 from __future__ import annotations
 

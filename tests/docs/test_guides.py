@@ -21,6 +21,7 @@ import pytest
 from headway._environment import KNOWN_VARIABLES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+#: Arguments of the interpreter for each program that the guides call.
 PROGRAMS_OF = {
     "torchrun": ["-m", "torch.distributed.run"],
     "python": [],

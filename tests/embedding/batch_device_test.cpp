@@ -2,8 +2,9 @@
 
 // The BatchDevice in host memory: the memory and kernels that a ShardedTable uses for its batches.
 //
-// For an exchange, encode() turns a key into two 64-bit words: the id; the table with the lookup count in the upper
-// half. decode() must give back all bits, and arrays of several lookups must be concatenated in order.
+// A Block is a shared array in the memory of the device. A key is an id with its table's number. For an exchange,
+// encode() turns a key into two 64-bit words: the id, then the table in the lower half and the lookup count in the
+// upper half. decode() must give back all bits, and arrays of several lookups must be concatenated in order.
 
 #include "headway/embedding/batch_device.hpp"
 
@@ -29,6 +30,7 @@ TEST_F(HostBatchDeviceTest, AFreedBlockIsUsedAgainForOneOfItsSize) {
     first = block.data();
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 64, 0U);
   }
+  // Sizes are rounded up, so 299,990 elements are of the same size as 300,000.
   auto const same = device_->block<float>(299'990), other = device_->block<float>(300'000);
   EXPECT_EQ(same.data(), first);
   EXPECT_NE(other.data(), first);
@@ -73,23 +75,26 @@ TEST_F(HostBatchDeviceTest, KeysOfOneTableHaveItsNumber) {
 }
 
 TEST_F(HostBatchDeviceTest, TheKeysOfATableAreSelectedFromSeveralLookups) {
+  constexpr std::size_t kDim = 2;
+  constexpr std::uint32_t kTable = 1;
   std::vector<std::uint64_t> const first{7, 8}, second{9};
   std::vector<std::uint32_t> const tables{1, 2};
   std::vector<float> const values{1, 2, 3, 4}, more{5, 6};
   auto const all =
       device_->concatenate(std::vector<KeyValues>{{.keys = {.ids = first, .tables = tables}, .values = values},
-                                                  {.keys = {.ids = second, .table = 1}, .values = more}},
-                           2);
+                                                  {.keys = {.ids = second, .table = kTable}, .values = more}},
+                           kDim);
   EXPECT_TRUE(std::ranges::equal(all.ids.span, std::vector<std::uint64_t>{7, 8, 9}));
   EXPECT_TRUE(std::ranges::equal(all.tables.span, std::vector<std::uint32_t>{1, 2, 1}));
   std::vector<RowId> const rows{RowId{3}, RowId{4}, RowId::kNone};
-  auto const of_table = device_->select_table({.keys = all.keys(), .values = all.values.span}, rows, 2, 1);
+  auto const of_table = device_->select_table({.keys = all.keys(), .values = all.values.span}, rows, kDim, kTable);
   EXPECT_TRUE(std::ranges::equal(of_table.ids.span, std::vector<std::uint64_t>{7, 9}));
   EXPECT_TRUE(std::ranges::equal(of_table.values.span, std::vector<float>{1, 2, 5, 6}));
   EXPECT_TRUE(std::ranges::equal(of_table.rows.span, std::vector{RowId{3}, RowId::kNone}));
 }
 
 TEST_F(HostBatchDeviceTest, KeysWithoutARowWeighNothing) {
+  // `rows` is by unique key; `inverse_indices` has the unique key of each position of the batch.
   std::vector<RowId> const rows{RowId::kNone, RowId{5}};
   std::vector<std::uint32_t> const inverse_indices{1, 0, 1};
   std::vector<float> out(3), values{1, 2, 3, 4};

@@ -19,9 +19,10 @@ constexpr float kStep = 0x1p-7F;  // Distance of neighbouring bfloat16 values be
 TEST(Bfloat16, WhatFitsStaysAsItIs) {
   for (float const value : {0.0F, -0.0F, 1.0F, -1.5F, 0x1p-130F, std::numeric_limits<float>::infinity()}) {
     EXPECT_EQ(widen(round_to_nearest(value)), value);
-    EXPECT_EQ(widen(round_stochastically(value, 0xffff)), value);
+    EXPECT_EQ(widen(round_stochastically(value, 0xffff)), value);  // The largest draw of 16 random bits.
   }
   EXPECT_TRUE(std::isnan(widen(round_to_nearest(std::nanf("1")))));
+  // A NaN of which only the lowest bit is set: without its lower half it would be infinity.
   EXPECT_TRUE(std::isnan(widen(round_stochastically(std::bit_cast<float>(0x7f800001U), 0xffff))));
 }
 

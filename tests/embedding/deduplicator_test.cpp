@@ -2,8 +2,9 @@
 
 // Deduplicator on the CPU: unique keys, their lookup counts, and sums over their members (positions in the batch).
 //
-// expand() gives each bag the weighted sum of its keys' values; reduce() gives each unique key the weighted sum of the
-// values of the bags that hold it.
+// A key is an id with its table's number. inverse_indices has the unique key of each position; csr_indices and
+// csr_offsets map back. expand() gives each bag the weighted sum of its keys' values; reduce() gives each unique key
+// the weighted sum of the values of the bags that hold it.
 
 #include "headway/embedding/deduplicator.hpp"
 
@@ -49,7 +50,7 @@ Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_
 
 TEST_P(DeduplicatorTest, UniqueKeysComeInTheOrderOfTheBatchWithTheirCounts) {
   std::mt19937_64 random(3);
-  for (std::size_t const size : {0, 1, 2, 1'000, 50'000, 10}) {
+  for (std::size_t const size : {0, 1, 2, 1'000, 50'000, 10}) {  // At last a small batch after a large one.
     auto const batch = random_batch(random, size, size / 3 + 1);
     auto const unique = deduplicator_->deduplicate(batch.keys());
     std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> index_of;  // By (table, id).

@@ -76,7 +76,7 @@ TEST(JoinedFeatures, DivideMeansByTheNumberOfTheirIds) {
 
 TEST(JoinedFeatures, MustFitTheirLengths) {
   std::vector<std::int64_t> const ids{1, 2, 3};
-  constexpr std::int64_t kLarge = std::int64_t{1} << 62;
+  constexpr std::int64_t kLarge = std::int64_t{1} << 62;  // Four of them are 0 modulo 2^64.
   for (auto const& lengths : std::vector<std::vector<std::int64_t>>{
            {2}, {4}, {4, -1}, {}, {kLarge, kLarge, kLarge, kLarge, 3}, {3, kLarge, kLarge, kLarge, kLarge}}) {
     try {

@@ -63,6 +63,8 @@ TEST(Philox, IsThatOfThePaper) {
 TEST(Initializer, UniformValuesAreTheSameForEver) {
   // Users' checkpoints and tables contain these bits: no device, compiler or version may change them.
   auto const values = values_of(Initializer::uniform(-0.25F, 0.75F, 42), {.id = 123'456'789'012'345, .table = 6}, 5);
+  // The counter is the lower and upper half of the id, the table, and column / 4. A call gives four columns, each from
+  // the upper 24 bits of a word.
   Words const first = philox({0x860ddf79, 0x00007048, 6, 0}, 42);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(values[i], static_cast<float>(static_cast<double>(first[i] >> 8) / 16'777'216 - 0.25)) << i;

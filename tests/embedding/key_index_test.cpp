@@ -180,6 +180,7 @@ TYPED_TEST(KeyIndexTest, AScanEndsThoughTheIndexIsClearedMeanwhile) {
   typename TypeParam::Index index(this->pool_);
   for (std::uint64_t id = 0; id < kNumKeys; ++id) this->put(index, {.id = id}, RowWord{1});
   typename TypeParam::Index::Cursor cursor;
+  // Scans three quarters of the hash range: hashes below the prefix are done.
   while (cursor.prefix < std::uint64_t{3} << 62) index.scan(cursor, 1'000, [](Key, RowWord) {});
   index.clear();
   // Grows until the first segment has split: the cursor then points into the middle of a segment.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Hash of a key. It must never change: ranks, devices and checkpoints depend on it.
+// Hash of a key: MurmurHash3 of its id and its table's number. It must never change: ranks, devices and checkpoints
+// depend on it.
 
 #include "headway/embedding/key.hpp"
 
@@ -13,7 +14,7 @@ namespace headway::embedding {
 namespace {
 
 struct Known {
-  std::uint64_t first, second;
+  std::uint64_t first, second;  ///< The 16 bytes to hash.
   std::uint32_t seed;
   Hash hash;
 };

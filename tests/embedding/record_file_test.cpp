@@ -2,8 +2,9 @@
 
 // Files of records: what is written comes back, whole or in parts, and damage is found.
 //
-// A record is a key with all that a table stores about it. A pending key has too few lookups for a row. A file consists
-// of blocks; each has records of a range of virtual buckets, which are ranges of key hashes by which ranks divide keys.
+// A record is a key (an id with its table's number) with all that a table stores about it. Merged tables share the
+// storage of one Table. A pending key has too few lookups for a row. A file consists of blocks; each has records of a
+// range of virtual buckets, which are ranges of key hashes by which ranks divide keys.
 
 #include "headway/embedding/record_file.hpp"
 
@@ -24,7 +25,7 @@
 namespace headway::embedding {
 namespace {
 
-constexpr std::uint32_t kUsers = 1, kItems = 2, kOthers = 3;
+constexpr std::uint32_t kUsers = 1, kItems = 2, kOthers = 3;  // Numbers of tables.
 constexpr std::size_t kDim = 3;
 
 std::unique_ptr<Table> make_table(kernels::OptimizerKind optimizer = kernels::OptimizerKind::kAdam) {
@@ -37,17 +38,17 @@ std::unique_ptr<Table> make_table(kernels::OptimizerKind optimizer = kernels::Op
 std::unique_ptr<Table> trained_table() {
   auto table = make_table();
   table->begin_step(4, 4);
-  for (auto const id : {kUsers, kItems}) {
+  for (auto const table_id : {kUsers, kItems}) {
     std::vector<std::uint64_t> ids(1'000), pending(150);
     std::iota(ids.begin(), ids.end(), 0);
     std::iota(pending.begin(), pending.end(), 5'000);
     std::vector<std::uint32_t> counts(1'000);
     for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = 2 + static_cast<std::uint32_t>(i % 7);
     std::vector<RowId> rows(1'000), none(150);
-    table->find_or_insert({.ids = ids, .table = id, .counts = counts}, rows, {});
-    table->find_or_insert({.ids = pending, .table = id}, none, {});
+    table->find_or_insert({.ids = ids, .table = table_id, .counts = counts}, rows, {});
+    table->find_or_insert({.ids = pending, .table = table_id}, none, {});
     std::vector<float> const gradients(333 * kDim, 0.5F);
-    table->update({.ids = std::span(ids).first(333), .table = id}, std::span(rows).first(333), gradients,
+    table->update({.ids = std::span(ids).first(333), .table = table_id}, std::span(rows).first(333), gradients,
                   {.learning_rate = 0.1, .number = 1});
   }
   return table;
@@ -122,11 +123,11 @@ TEST_F(RecordFileTest, AnyNumberOfRanksReadsWhatWasWritten) {
   for (std::uint32_t const num_ranks : {1, 2, 3}) {
     Contents all;
     for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
-      // The two tables no longer share storage, and the first is merged with another one. RecordTarget::numbers are the
-      // ids of the tables whose records a target takes.
+      // The two tables no longer share storage, and the first is merged with another one. RecordTarget::table_ids are
+      // the tables whose records a target takes.
       auto const users = make_table(), items = make_table();
-      std::vector<RecordTarget> const targets{{.table = users.get(), .numbers = {kOthers, kUsers}},
-                                              {.table = items.get(), .numbers = {kItems}}};
+      std::vector<RecordTarget> const targets{{.table = users.get(), .table_ids = {kOthers, kUsers}},
+                                              {.table = items.get(), .table_ids = {kItems}}};
       load_records(sources, targets, rank, num_ranks);
       add_contents(all, *users);
       add_contents(all, *items);
@@ -153,7 +154,8 @@ TEST_F(RecordFileTest, OtherTablesAreDroppedAndStatesMayBeNew) {
   auto const table = trained_table();
   auto const sources = write(*table);
   auto const fresh = make_table(kernels::OptimizerKind::kAdagrad);
-  std::vector<RecordTarget> const targets{{.table = fresh.get(), .numbers = {kItems}, .initial_state = 0.25F}};
+  // initial_state replaces the states of the file, which are Adam's.
+  std::vector<RecordTarget> const targets{{.table = fresh.get(), .table_ids = {kItems}, .initial_state = 0.25F}};
   load_records(sources, targets, 0, 1);
   Contents expected = contents_of(*table, false);
   std::erase_if(expected, [](auto const& each) { return each.first.first != kItems; });
@@ -166,12 +168,12 @@ TEST_F(RecordFileTest, ATableWithoutAnOptimizerTakesNoStates) {
   auto const table = trained_table();
   auto const sources = write(*table);
   auto const plain = make_table(kernels::OptimizerKind::kSgd);
-  std::vector<RecordTarget> const targets{{.table = plain.get(), .numbers = {kUsers, kItems}}};
+  std::vector<RecordTarget> const targets{{.table = plain.get(), .table_ids = {kUsers, kItems}}};
   load_records(sources, targets, 0, 1);
   EXPECT_EQ(contents_of(*plain), contents_of(*table, false));
 
   auto const back = make_table();
-  std::vector<RecordTarget> const wider{{.table = back.get(), .numbers = {kUsers, kItems}}};
+  std::vector<RecordTarget> const wider{{.table = back.get(), .table_ids = {kUsers, kItems}}};
   EXPECT_THROW(load_records(write(*plain), wider, 0, 1), base::UsageError) << "there are no states to load";
 }
 

@@ -109,7 +109,7 @@ TEST(RecordFragment, ComesBackFromItsBytes) {
 // Version 1 of the layout had no checksum. It can still be read.
 TEST(RecordFragment, OfLayout1HasNoSum) {
   auto bytes = bytes_of(Sample().fragment());
-  constexpr std::size_t kSumOffset = 80;
+  constexpr std::size_t kSumOffset = 80;  // The checksum has 8 bytes. Byte 0 is the version.
   bytes.erase(bytes.begin() + kSumOffset, bytes.begin() + kSumOffset + 8);
   bytes[0] = std::byte{1};
   EXPECT_EQ(decode(bytes).rows.ids.size(), 10U);
@@ -145,7 +145,7 @@ TEST(RecordFragment, IsImportedByItsOwners) {
   std::size_t num_pending = 0;
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     auto const table = make_table();
-    RecordTarget const target{.table = table.get(), .numbers = {4}};
+    RecordTarget const target{.table = table.get(), .table_ids = {4}};
     import_records_of_rank(fragment.rows, {&target, 1}, rank, 3);
     import_records_of_rank(fragment.pending, {&target, 1}, rank, 3);
     auto const own = ids_of(*table);
@@ -161,13 +161,13 @@ TEST(RecordFragment, IsImportedByItsOwners) {
 TEST(RecordFragment, OfAnotherTableOrWidthIsNotImported) {
   Sample const sample;
   auto const table = make_table();
-  RecordTarget const of_table_9{.table = table.get(), .numbers = {9}};  // `numbers`: ids of the tables that it takes.
+  RecordTarget const of_table_9{.table = table.get(), .table_ids = {9}};
   import_records_of_rank(sample.fragment().rows, {&of_table_9, 1}, 0, 1);
   EXPECT_EQ(table->size().rows, 0U);
-  RecordTarget const target{.table = table.get(), .numbers = {4}};
-  auto wider = sample.fragment().rows;
-  wider.dim = 1;
-  EXPECT_THROW(import_records_of_rank(wider, {&target, 1}, 0, 1), base::UsageError);
+  RecordTarget const target{.table = table.get(), .table_ids = {4}};
+  auto narrower = sample.fragment().rows;
+  narrower.dim = 1;
+  EXPECT_THROW(import_records_of_rank(narrower, {&target, 1}, 0, 1), base::UsageError);
 }
 
 }  // namespace

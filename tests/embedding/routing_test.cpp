@@ -32,6 +32,7 @@ TEST(Routing, EveryBucketHasTheOwnerInWhoseRangeItIs) {
 TEST(Routing, RanksHaveNearlyTheSameNumberOfKeysWhateverTheIds) {
   constexpr std::uint32_t kRanks = 24;
   constexpr std::uint64_t kKeys = 240'000;
+  // Ids that follow each other, that differ in their upper bits only, and that are multiples of the number of ranks.
   for (std::uint64_t const factor : {1ULL, 1ULL << 40, 24ULL}) {
     std::vector<std::uint64_t> counts(kRanks);
     for (std::uint64_t id = 0; id < kKeys; ++id) {

@@ -2,7 +2,7 @@
 
 // Row store of the CPU: rows stay in place, are reused, and take memory only when they are used.
 //
-// The store maps chunks of memory and hands out blocks of 64 rows, each to one RowAllocator. The notes of a row are its
+// The store maps chunks of memory and hands out blocks of 64 rows, each to one RowAllocator. A row has
 // metadata: lookup count, step, scalar state. reserve(rows, allocators) maps memory for that many rows in all.
 
 #include "cpu/rows/row_store.hpp"
@@ -28,17 +28,17 @@ namespace {
 
 constexpr std::size_t kRowBytes = 128;
 
-/// Fills a row and its notes with values that depend on its id.
+/// Fills a row and its metadata with values that depend on its id.
 void sign(RowStore const& store, RowId id) {
   std::memset(store.row(id), static_cast<int>(static_cast<std::uint32_t>(id) * 37 % 251), kRowBytes);
-  store.notes(id) = {.count = static_cast<std::uint32_t>(id), .step = 7, .state = 0.5F};
+  store.metadata(id) = {.count = static_cast<std::uint32_t>(id), .step = 7, .state = 0.5F};
 }
 
 /// Checks that the row still has the values of sign().
 void expect_signed(RowStore const& store, RowId id) {
   auto const expected = static_cast<std::byte>(static_cast<std::uint32_t>(id) * 37 % 251);
   EXPECT_TRUE(std::all_of(store.row(id), store.row(id) + kRowBytes, [&](std::byte each) { return each == expected; }));
-  EXPECT_EQ(store.notes(id).count, static_cast<std::uint32_t>(id));
+  EXPECT_EQ(store.metadata(id).count, static_cast<std::uint32_t>(id));
 }
 
 TEST(RowStore, RowsAreApartAndStayWhereTheyAre) {
@@ -80,7 +80,7 @@ TEST(RowStore, FreedRowsAreUsedAgainFirst) {
 /// Resident bytes of the store's first chunk.
 std::size_t resident_bytes(RowStore const& store) {
   std::size_t const page = HugeMemory::kSmallPageBytes;
-  std::size_t const size = store.rows_per_chunk() * (store.row_bytes() + sizeof(RowNotes));
+  std::size_t const size = store.rows_per_chunk() * (store.row_bytes() + sizeof(RowMetadata));
   std::vector<unsigned char> states((size + page - 1) / page);
   EXPECT_EQ(mincore(store.row(RowId{0}), size, states.data()), 0);
   return page *
@@ -106,7 +106,7 @@ TEST(RowStore, BytesAreNoFewerThanThoseInMemory) {
     RowStore store(kRowBytes);
     take_and_sign(store, num_rows);
     EXPECT_GE(store.num_bytes(), resident_bytes(store)) << num_rows;
-    EXPECT_LE(store.num_bytes(), num_rows * (kRowBytes + sizeof(RowNotes) + 1) + 3 * HugeMemory::kPageBytes)
+    EXPECT_LE(store.num_bytes(), num_rows * (kRowBytes + sizeof(RowMetadata) + 1) + 3 * HugeMemory::kPageBytes)
         << num_rows;
   }
 }
@@ -127,11 +127,11 @@ TEST(RowStore, NoMoreRowsThanWereReservedAndAChunkAhead) {
   EXPECT_EQ(store.num_chunks(), 3U);
   std::size_t count = 0;
   while (allocator.allocate() != RowId::kNone) ++count;
-  EXPECT_EQ(count, 3 * RowStore::kBlockRows - 1);
+  EXPECT_EQ(count, 3 * RowStore::kBlockRows - 1);  // Row 0 is kNone.
   EXPECT_THROW(store.reserve(RowStore::kNumIds, 1), std::length_error);
   store.clear();
   EXPECT_EQ(RowAllocator(store).allocate(), RowId::kNone);
-  EXPECT_THROW(RowStore(100), base::UsageError);
+  EXPECT_THROW(RowStore(100), base::UsageError);  // Not a multiple of 16 bytes.
 }
 
 TEST(RowStore, ReservedRowsSufficeForAllAllocators) {

@@ -39,7 +39,7 @@ double train_two(ShardedTable& tables, RankBatch const& first, RankBatch const& 
   norm = tables.gradient_norm();
   tables.scale_gradients(2);
   EXPECT_EQ(tables.gradient_norm(), 2 * norm);
-  tables.apply_gradients(1, {.rate = 0.5, .of_tables = {{kTags, 0.25}}}, 4);
+  tables.apply_gradients(1, {.rate = 0.5, .of_tables = {{kTags, 0.25}}}, 4);  // Step 1; divides gradients by 4.
   EXPECT_EQ(tables.gradient_norm(), 0) << "none are left";
   return norm;
 }
@@ -81,6 +81,7 @@ TEST(ShardedGradients, OnlyTablesWithAGradientOfSomeRankAreUpdated) {
     tables.finish(*batch);
     Contents before, after;
     add_contents(before, tables);
+    // An empty vector: this rank has no gradient of the merged table.
     train(tables, *batch, {rank == 0 ? own.gradients[0] : std::vector<float>(), {}}, 1);
     add_contents(after, tables);
     for (auto const& [key, values] : after) {
@@ -161,7 +162,7 @@ TEST(ShardedGradients, GradientsOfWeightsTimesWeightsAreTheLoss) {
       ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger));
       auto features = own.features();
       features[2].pooling = Pooling::kMean;
-      auto const batch = tables.begin(features, {.keeps_embeddings = true});
+      auto const batch = tables.begin(features, {.keeps_embeddings = true});  // weight_gradients() needs them.
       tables.finish(*batch);
       auto const outputs = expand_all(tables, *batch);
       for (std::size_t merged = 0; merged < 2; ++merged) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Batches, tables and ranks for tests of ShardedTable.
+// Batches, tables and ranks for tests of ShardedTable. A merged table is several tables of equal options that share
+// storage. An Exchanger is how the ranks exchange bytes: start() begins an all-to-all, send() and receive() a message.
 
 #pragma once
 
@@ -73,6 +74,7 @@ inline RankBatch random_batch(std::mt19937& random) {
   fill(batch.tags, batch.tag_lengths);
   fill(batch.items, batch.item_lengths);
   for (std::size_t i = 0; i < batch.tags.size(); ++i) batch.tag_weights.push_back(static_cast<float>(random() % 3));
+  // Users are not pooled: each id is a bag. Tags and items have a bag per list.
   for (auto const& [bags, dim] : {std::pair(batch.users.size() + kNumLists, 3), std::pair(kNumLists, 8)}) {
     auto& gradients = batch.gradients.emplace_back();
     for (std::size_t i = 0; i < bags * static_cast<std::size_t>(dim); ++i) {
@@ -93,6 +95,7 @@ inline RankBatch join(std::vector<RankBatch> const& batches) {
     append(all.tag_weights, each.tag_weights);
   }
   all.gradients.resize(2);
+  // The first merged table has the bags of all users, then those of all tags, which are a rank's last kNumLists bags.
   for (auto const& each : batches) {
     append(all.gradients[0], std::vector(each.gradients[0].begin(), each.gradients[0].end() - kNumLists * 3));
     append(all.gradients[1], each.gradients[1]);

@@ -127,6 +127,7 @@ class CountingExchanger final : public Exchanger {
   int &num_exchanges_, &num_sends_;
 };
 
+// The exchanges send keys to their owners, embeddings back, and gradients to the owners.
 TEST(ShardedTable, AStepTakesThreeExchangesAndMoreOnlyWhileBatchesGrow) {
   constexpr std::int64_t kMany = 6000;  // More keys for each rank than the first messages have room for.
   run_ranks(3, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
@@ -263,7 +264,7 @@ TEST(ShardedTable, AfterAFailedExchangeNoOtherBegins) {
 
 TEST(ShardedTable, AllRanksKnowHowManyKeysGotNoRow) {
   auto options = tables_with(kernels::OptimizerKind::kSgd);
-  options[1].options.max_rows = 2;
+  options[1].options.max_rows = 2;  // On each rank.
   for (int const size : {1, 2}) {
     run_ranks(size, [&](int rank, std::unique_ptr<Exchanger> exchanger) {
       ShardedTable tables(options, std::move(exchanger));

@@ -59,6 +59,7 @@ class FilledStripes {
 
 TEST_P(StagedFindTest, HashesAreThoseOfSingleKeys) {
   std::mt19937_64 random(1);
+  // `low` gets the lower halves of the 128-bit hashes.
   std::vector<std::uint64_t> ids(KeyKernels::kGroup), low(KeyKernels::kGroup);
   std::vector<std::uint32_t> tables(ids.size());
   for (auto& id : ids) id = random();

@@ -340,6 +340,7 @@ TEST_P(TableEvictionTest, ATableThatTookTheRecordsOfAnotherEvictsAsItWould) {
     resumed->import_records(records, statuses);
     history.play(60, [&](Batch& batch, std::uint32_t oldest) {
       for (auto* const each : {table.get(), resumed.get()}) {
+        // No row of a step before 60, at which `resumed` begins, is in use.
         each->begin_step(history.step, std::max(oldest, 60U));
         batch.find_or_insert(*each);
       }

@@ -59,7 +59,7 @@ using Vector = std::vector<float>;
 struct Batch {
   std::vector<std::uint64_t> ids{};
   std::vector<std::uint32_t> tables{};
-  std::vector<std::uint32_t> counts{};
+  std::vector<std::uint32_t> counts{};  ///< Lookups that each key stands for; empty: one each.
   std::vector<RowId> rows{};
   std::vector<KeyStatus> statuses{};
   Vector embeddings{};  ///< (keys, dim)
@@ -95,6 +95,7 @@ inline std::mt19937_64 random_source(std::uint64_t salt) {
   return std::mt19937_64(salt + (static_cast<std::uint64_t>(testing::UnitTest::GetInstance()->random_seed()) << 32));
 }
 
+/// Keys of tables 0 to 2, with `num_ids` different ids; the factor spreads these over 64 bits.
 inline Batch random_batch(std::mt19937_64& random, std::size_t size, std::uint64_t num_ids) {
   Batch batch;
   for (std::size_t i = 0; i < size; ++i) {

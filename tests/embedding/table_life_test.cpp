@@ -299,15 +299,16 @@ TEST_P(TableLifeTest, BadArgumentsAreNamed) {
   auto options = options_of();
   options.min_count = 0;
   EXPECT_THROW(static_cast<void>(GetParam().make(options)), base::UsageError);
+  // More rows than a table may have.
   EXPECT_THROW(static_cast<void>(GetParam().make(options_of(std::size_t{1} << 30))), base::UsageError);
   auto const table = GetParam().make(options_of());
   table->begin_step(7, 5);
   EXPECT_THROW(table->begin_step(6, 5), base::UsageError);
   EXPECT_THROW(table->begin_step(8, 9), base::UsageError);
   EXPECT_THROW(table->resume_step(6, 5), base::UsageError);
-  EXPECT_THROW(table->evict(0), base::UsageError);
+  EXPECT_THROW(table->evict(0), base::UsageError);  // The table has no eviction policy.
   EXPECT_THROW(static_cast<void>(table->list(3, 2)), base::UsageError);
-  EXPECT_THROW(static_cast<void>(table->export_records(batch_of({1}).keys())), base::UsageError);
+  EXPECT_THROW(static_cast<void>(table->export_records(batch_of({1}).keys())), base::UsageError);  // It has no row.
   auto batch = batch_of({1, 2});
   batch.counts = {1};
   batch.make_room();

@@ -154,6 +154,7 @@ class Oracle {
       auto const hash = hash_of(key_of(id)).low;
       auto const [first, second] = policy == EvictionPolicy::kLeastRecentlyUsed ? std::pair(row.step, row.count)
                                                                                 : std::pair(row.count, row.step);
+      // Under LRU, expired rows have the lowest steps anyway.
       bool const goes_first = policy != EvictionPolicy::kLeastRecentlyUsed && is_expired(row);
       scores.emplace_back(goes_first ? Score(0, 0, hash) : Score(first, second, hash), id);
     }
@@ -359,7 +360,7 @@ class Oracle {
     evict(left_by_batch(allowed, std::min(options_.low_water, allowed)));
   }
 
-  /// Rows left by an eviction: removes eviction_batch rows, or as many as must go, but stops at `low`.
+  /// Rows left by an eviction: removes eviction_batch rows, or more until `allowed` are left, but stops at `low`.
   [[nodiscard]] std::size_t left_by_batch(std::size_t allowed, std::size_t low) const {
     std::size_t num_left = rows.size();
     for (std::size_t num_gone = 0; num_left > low && (num_gone < options_.eviction_batch || num_left > allowed);) {
@@ -369,7 +370,7 @@ class Oracle {
     return num_left;
   }
 
-  /// Removes expired rows of one stripe for each step that passed.
+  /// Removes expired rows of one stripe for each step that passed. @param before the step until now
   void sweep_expired(std::uint32_t before) {
     std::set<std::size_t> stripes{step_ % StripeMap::kCount};
     for (std::uint32_t step = before + 1; step <= step_ && stripes.size() < StripeMap::kCount; ++step) {

@@ -182,6 +182,7 @@ TEST_P(TableRecordsTest, KeysThatWaitAreImportedWithTheirCountsAndGetNoRow) {
   auto const waiting = table->list_pending(0, kNumVirtualBuckets);
   std::map<std::uint64_t, std::uint32_t> counts;
   for (std::size_t i = 0; i < waiting.ids.size(); ++i) counts[waiting.ids[i]] = waiting.counts[i];
+  // Counts of pending keys saturate at kMostPendingCount.
   EXPECT_EQ(counts, (std::map<std::uint64_t, std::uint32_t>{{9, 7}, {10, 0}, {11, 2}, {12, kMostPendingCount}}))
       << "the counts of the records, whatever there was before, and however often a key comes";
   EXPECT_EQ(table->size().pending, 4U);

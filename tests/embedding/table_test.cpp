@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Conformance of tables: insertion, lookup, bags and erasure, compared with std::map. Every kind of table must pass.
+// Conformance of tables: insertion, lookup, bags and erasure, compared with std::map. Every kind of table must pass. A
+// table gives initial embeddings to absent keys, and to keys for which it has no room.
 
 #include "headway/base/status.hpp"
 #include "table_fixture.hpp"
@@ -118,7 +119,7 @@ TEST_P(TableTest, WhatDoesNotFitIsSaidAndCounted) {
   EXPECT_EQ(next.statuses, (std::vector{in, no_room, found}));
   EXPECT_EQ(table->statistics().refused, 4U);
   next.find(*table);
-  EXPECT_EQ(next.embedding(0), Vector(kDim, -99));
+  EXPECT_EQ(next.embedding(0), Vector(kDim, -99));  // Assigned above: the values of make_room().
   EXPECT_EQ(next.embedding(1), initial_embedding({0, 16}));
 }
 
@@ -208,6 +209,7 @@ TEST_P(TableTest, BadArgumentsAreNamedAndChangeNothing) {
   batch.rows[2] = RowId{1'000'000};
   EXPECT_THROW(table->gather(batch.keys(), batch.rows, batch.embeddings), base::UsageError);
   EXPECT_EQ(table->size().rows, 0U);
+  // None, one more than the maximum, and a number whose rounding up would overflow.
   for (std::size_t const dim : {std::size_t{0}, (std::size_t{1} << 20) + 1, ~std::size_t{15}}) {
     EXPECT_THROW(static_cast<void>(GetParam().make({.dim = dim})), base::UsageError);
   }

@@ -54,6 +54,7 @@ TEST_P(TableUpdateTest, AStepOfTheOptimizerUpdatesRowsAndCountsWhatHasNone) {
   table->update(batch.keys(), batch.rows, gradients, {.learning_rate = 0.5});
   table->update(batch.keys(), batch.rows, Vector(3 * kDim, 4), {.learning_rate = 0.5, .number = 2});
   batch.find(*table);
+  // Steps 0.5 * 3 / sqrt(9) and 0.5 * 4 / sqrt(9 + 16). Key 3 has no row, so both of its gradients are dropped.
   for (std::size_t i = 0; i < 2 * kDim; ++i) EXPECT_NEAR(batch.embeddings[i], before[i] - 0.5 - 0.4, 1e-6);
   EXPECT_EQ(batch.embedding(2), initial_embedding({0, 3}));
   EXPECT_EQ(table->statistics().dropped_gradients, 2U);

@@ -2,8 +2,9 @@
 
 // Fuzzes FrameReader, the reader of the tcp transport that puts frames in place, with arbitrary bytes of a peer.
 //
-// A frame has a header and a payload. It goes to an offset in the receive buffer (window 0) or in a window, memory that
-// the receiver has opened for the peer. An OOB (out-of-band) message is a frame with a text instead.
+// A frame is a FrameHeader, then for a put `header_bytes` of the put's own header, and the payload. A put goes to an
+// offset in the receive buffer (window 0; there its own header precedes the payload) or in a window, memory that the
+// receiver has opened for the peer. The payload of an OOB (out-of-band) message is a text.
 //
 // Idea: the input is split into a stream of frames and a control part. The control part chooses how many bytes each
 // read takes, and when a window is opened or closed. In a quarter of the cases the stream is the raw input.
@@ -49,6 +50,7 @@ class Choices {
  public:
   explicit Choices(std::span<std::byte const> bytes) : bytes_(bytes) {}
   [[nodiscard]] bool empty() const { return bytes_.empty(); }
+  /// A number from 0 to `max`.
   std::size_t next(std::size_t max) {
     if (bytes_.empty()) return 0;
     auto const value = std::to_integer<std::size_t>(bytes_.front());
@@ -77,7 +79,7 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
     frame.header_bytes = static_cast<std::uint8_t>(frame.window == 0 && !is_oob ? choices.next(50) : 0);
     frame.offset = is_oob ? 0 : choices.next(20) * kHeaderBytes;
     frame.payload_bytes = choices.next(255) * (choices.next(3) == 0 ? 70 : 2);
-    if (choices.next(255) == 255) {
+    if (choices.next(255) == 255) {  // Any bytes as the FrameHeader, but with the right magic number.
       auto const raw = choices.take(sizeof(frame));
       if (!raw.empty()) std::memcpy(&frame, raw.data(), raw.size());
       frame.magic = kFrameMagic;

@@ -30,6 +30,7 @@ using namespace headway::comm;
 using Bytes = std::vector<std::byte>;
 using Input = std::span<std::byte const>;
 
+/// One of two ranks. `instance` tells its process from others at the same address; `fields` must be equal on all ranks.
 HandshakeSelf self_of(int rank) {
   HandshakeSelf self{.rank = rank, .size = 2, .instance = {}, .secret = "secret", .fields = {{"a", "1"}, {"b", "2"}}};
   self.instance.fill(static_cast<std::byte>(rank + 1));
@@ -49,6 +50,7 @@ bool is_convinced(Handshake const& handshake) {
   return handshake.outcome() == Handshake::Outcome::kDone || handshake.outcome() == Handshake::Outcome::kDisagreement;
 }
 
+/// Sends the input to an acceptor and to a connector.
 void talk_to_stranger(Input input) {
   auto acceptor = Handshake::accept(self_of(0));
   feed(acceptor, input);
@@ -71,8 +73,8 @@ void talk_in_messages(Input input) {
   talk_to_stranger(stream);
 }
 
-/// Changes one byte of a real handshake. The rest of the input, if any, replaces all bytes that follow it in that
-/// message.
+/// Changes one byte that the connector sends in a real handshake. The rest of the input, if any, replaces all bytes
+/// that follow it in the same output.
 void talk_with_interference(Input input) {
   if (input.size() < 3) return;
   std::size_t const position = std::to_integer<std::size_t>(input[0]) | std::to_integer<std::size_t>(input[1]) << 8;

@@ -39,13 +39,13 @@ TEST(DeviceEmulator, ThreadsSeeWhatOthersWroteBeforeABarrier) {
     if (__ballot_sync(kAllLanes, threadIdx.x % 32 == 3) != 8) sum = -1;
     if (threadIdx.x % 32 == 0) atomicAdd(&sums[blockIdx.x], sum);
   });
-  EXPECT_EQ(sums, (std::vector{2016, 2016}));
+  EXPECT_EQ(sums, (std::vector{2016, 2016}));  // 0 + 1 + ... + 63
 }
 
 TEST(DeviceEmulator, ADeadlockSaysWhereThreadsWait) {
   try {
     launch({.block = {64}}, [] {
-      if (threadIdx.x < 32) named_barrier_sync(3, 64);
+      if (threadIdx.x < 32) named_barrier_sync(3, 64);  // Barrier 3 waits for 64 threads.
     });
     FAIL() << "nothing was said";
   } catch (KernelError const& error) {

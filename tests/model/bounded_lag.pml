@@ -2,6 +2,9 @@
 
 /* Bounded-lag alltoallv: ranks put into each other's rings without acknowledgements.
  *
+ * Words: an operation is one all-to-all. To post it is to start its writes. A tag is the word by which a source
+ * announces its data of one operation; both land together.
+ *
  * Idea: every rank starts operations 0 .. OPS-1. Operation t of a source is written into slot t mod DEPTH of the ring
  * that the receiver keeps for this source. The write lands at any time after the post and in any order, as over several
  * queue pairs: there is one `link` process for each ordered pair. A rank completes an operation when it holds the tags
@@ -18,7 +21,7 @@
  *
  * test_models.py sets the macros, which select the rule or one of its mutants:
  *
- *   RANKS, LAG, DEPTH, OPS    number of ranks, bound k, slots of a ring, operations of each rank (at most 15)
+ *   RANKS, LAG, DEPTH, OPS    number of ranks, bound k (max_lag), slots of a ring, operations of each rank (at most 15)
  *   PROMPT_RECEIVERS          bit r set: writes to rank r land in the step that posts them (fewer states; README.md)
  *   BOUND_IS_A_COUNT          mutant: post t when at most k operations are outstanding, whichever they are
  *   COMPLETE_IN_ANY_ORDER     an operation may complete before an older one

@@ -4,7 +4,7 @@
  *
  * Idea: there is one source and one receiver. The part of operation t in lane l lands in its place of slot t mod DEPTH.
  * The lane then raises its own word to t + 1. A lane keeps the order of its parts; lanes are not ordered among each
- * other. The receiver waits until every word has reached t + 1 (GEQ) and copies all parts out.
+ * other. The receiver waits until every word is at least t + 1 and copies all parts out.
  *
  * Example: two lanes, operation 0. Lane 1 writes its part and raises word 1 to 1; word 0 is still 0, so the receiver
  * waits. Lane 0 follows, and both words have reached 1. With one shared word, lane 1 alone would raise it to 1, and the

@@ -18,7 +18,7 @@
  * test_models.py sets the macros:
  *
  *   DEPTH, MESSAGES            slots of the ring, messages sent (at most 15)
- *   COUNT_BEFORE_COPY          mutant: the receiver counts a message when its tag arrives, before the copy
+ *   COUNT_BEFORE_COPY          mutant: the receiver counts a message when it lands, before the copy
  *   COUNT_MODULO=M             counts travel modulo M, and the sender takes each one for an advance, even a stale one
  *   ONLY_POSSIBLE_ADVANCE      with COUNT_MODULO: an advance beyond the posted messages is not believed
  *   BELIEVE_LAST_COUNT         mutant: the sender takes the last count to arrive, even if it is lower (waits for ever)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A large block under a bound: the receiver reads it from the sender's memory, or the sender puts it into the slot.
+/* A large block under bounded lag: the receiver reads it from the sender's memory, or the sender puts it into the slot.
  *
- * Idea: the sender sends an RTS of the block. The receiver may read the sender's memory, or the sender may revoke the RTS and
- * send the block. Both sides first claim the word of the slot, which holds the number + 1 of the newest claimed
- * operation. The side whose claim comes first moves the block; the other side must not.
+ * Idea: the sender announces the block by an RTS (ready to send). The receiver may read the sender's memory, or the
+ * sender may revoke the RTS and send the block. Both sides first claim the word of the slot, which holds the number + 1
+ * of the newest claimed operation. The side whose claim comes first moves the block; the other side must not.
  *
  * Example: operation 4 with DEPTH 3 uses word 1, which holds 2 from operation 1. The sender revokes: it sets the word
  * to 5 and sends the block. The receiver now finds 5, does not read, and waits for the block. Had it claimed first, the
@@ -16,7 +16,7 @@
  * lands on one that was not copied out; nobody waits for ever.
  * Complexity: states grow exponentially with the operations in flight; test_models.py searches DEPTH 2 and 3 completely.
  *
- * Offers, blocks and reports ("I have it") arrive at any time and in any order. An operation of the sender is complete
+ * RTS, blocks and reports ("I have it") arrive at any time and in any order. An operation of the sender is complete
  * when its block was read or has landed. From then on its memory may change. bounded_lag.pml shows that the sender
  * posts an operation only when its slot is free; this model takes it for granted.
  *

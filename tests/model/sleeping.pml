@@ -3,6 +3,9 @@
 /* Sleeping and waking: waiters of operations share one doorbell, an eventfd that a peer rings; the progress thread has
  * another one.
  *
+ * To ring is to write to an eventfd. To take the ring is to read it, after which it is not readable. To look is to find
+ * the words that peers have stored, and to complete the operations that they announce.
+ *
  * A waiter looks, under the group's lock, whether its operation has completed. If not, and if no other waiter leads, it
  * becomes the leader: it arms (a ringer that finds nobody armed saves the system call), looks once more, says which
  * operation it sleeps for, gives up the lock and sleeps on the doorbell. All other waiters are followers. They sleep on a

@@ -48,7 +48,7 @@ double ns_per_key(std::size_t count, Call call) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / static_cast<double>(count);
 }
 
-/// Fills an index with `ids`, then times hits, misses and erasures of `batch` random keys.
+/// Times the insertion of `ids` into an empty index, then hits, misses and erasures of `batch` random keys.
 template <class Index>
 Round measure(std::vector<std::uint64_t> const& ids, std::size_t batch, std::uint64_t seed) {
   embedding::SegmentPool pool;

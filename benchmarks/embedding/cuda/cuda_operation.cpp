@@ -105,6 +105,7 @@ std::size_t CudaOperationRunner::count_wrong_embeddings(CudaTableSystem const& s
     std::size_t const at = i * stride;
     initial_embeddings(seed_).fill({.id = batch.ids[at]}, expected);
     bool const is_initial = std::ranges::equal(std::span(out).subspan(i * dim_, dim_), expected);
+    // A checked id stands for `stride` ids of the batch.
     num_wrong += is_initial == (are_all_initial || batch.is_new[at] == 0) ? 0 : stride;
   }
   return num_wrong;

@@ -28,6 +28,8 @@ bool moves_embeddings(CudaOperation operation);
 /// Runs one operation on a system and checks its results.
 class CudaOperationRunner {
  public:
+  /// @param batch most ids per run
+  /// @param seed seed of initial_embeddings()
   CudaOperationRunner(CudaOperation operation, std::size_t batch, std::size_t dim, std::uint64_t seed);
 
   /// Overwrites the results of the run before, which also flushes the caches of the device. Waits.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Report of one measured point of the CUDA tables: times per call by the device's clock and by the host's, ratios to
-// the reference system per round, and bytes per row. Values that a system does not have are NaN and are left out.
+// the reference system per round, and bytes per row. A value that a system does not have is NaN, which is null in JSON.
 
 #include "cuda_point_report.hpp"
 

@@ -17,9 +17,9 @@ namespace headway::benchmarks {
 /// Conditions of a measurement.
 struct CudaCase {
   CudaOperation operation;
-  double load;      ///< Ids in the table over the capacity.
-  double hit_rate;  ///< Share of the ids of a batch that are in the table.
-  std::size_t num_rows;
+  double load;           ///< Ids in the table over the capacity.
+  double hit_rate;       ///< Share of the ids of a batch that are in the table.
+  std::size_t num_rows;  ///< Ids in each table.
 };
 
 /// Prints results as a table, and writes them as JSON points.

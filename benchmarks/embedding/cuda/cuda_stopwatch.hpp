@@ -22,7 +22,9 @@ class CudaStopwatch {
   CudaStopwatch& operator=(CudaStopwatch const&) = delete;
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  /// Waits for all work of the device.
   void wait() const;
+  /// Waits for the device, times `call`, which enqueues work on stream(), and waits for that work.
   [[nodiscard]] CallDuration time(std::function<void()> const& call) const;
 
  private:

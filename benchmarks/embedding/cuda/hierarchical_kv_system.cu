@@ -8,7 +8,8 @@ namespace headway::benchmarks {
 
 namespace {
 
-/// HierarchicalKV. found_ and addresses_ hold the results of its last find.
+/// NVIDIA's HierarchicalKV with all embeddings in device memory and LRU eviction. found_ and addresses_ hold the
+/// results of its last find.
 class HierarchicalKvSystem final : public CudaTableSystem {
  public:
   explicit HierarchicalKvSystem(CudaSystemOptions const& options)

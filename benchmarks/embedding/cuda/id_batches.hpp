@@ -22,6 +22,7 @@ struct IdBatch {
 /// Makes ids that look random, and batches of known ids (in the tables) and new ids.
 class IdBatches {
  public:
+  /// @param batch most ids of a batch, or of a call of on_device()
   IdBatches(std::size_t batch, std::uint64_t seed);
 
   /// Makes ids that were never made before.

@@ -78,7 +78,8 @@ def _section(
         "reserved": bytes_per_lag(rows, lambda row: row.library_bytes),
         "waits": wait_cells(waits) if waits else None,
         "waits_picture": _save(plot_waits(waits), directory / f"{stem}_waits.png") if waits else None,
-        # Blocks larger than a slot, of all ranks and bounds. Their exchanges could not lag.
+        # Number of blocks larger than a slot of Headway's receive buffers, over all ranks and bounds.
+        # Their exchanges could not lag.
         "lost": sum(entry.lag_lost for entry in waits),
     }
 

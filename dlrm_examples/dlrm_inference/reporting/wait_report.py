@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting times by rank, peer and lag, from ``headway.stats`` of each rank.
 
-The lag of an exchange is the number of later exchanges that were posted when it completed.
+The lag of an exchange is the number of later exchanges that were posted when it completed. The bound (``max_lag``, k in
+the table) is the largest lag that a rank may have. A block is what one rank sends to another in an exchange; a slot is
+the receive buffer of a block.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Waits:
         seconds: (ranks, ranks) time that each rank (row) waited for each peer (column).
         lag_histogram: (ranks, lags) entry (r, i): exchanges that rank r completed while i later ones were posted.
         seconds_by_lag: (ranks, lags) time that each rank waited at that lag.
-        lag_lost: number of blocks larger than a slot. Their transfer needs the receiver, so the exchange cannot lag.
+        lag_lost: number of blocks larger than a slot that all ranks sent with ``max_lag`` above 0. Their transfer needs
+            the receiver, so the exchange cannot lag.
     """
 
     max_lag: int

@@ -88,7 +88,7 @@ class Log:
         return len(self.labels)
 
     @cached_property
-    def _ends(self) -> dict[str, torch.Tensor]:
+    def _offsets(self) -> dict[str, torch.Tensor]:
         """(E + 1,) offsets of the lists in ``values``, by feature name."""
         return {
             name: torch.cat([column.lengths.new_zeros(1), column.lengths.cumsum(0)])
@@ -99,8 +99,8 @@ class Log:
         """Examples ``begin`` to ``end - 1``, as views."""
         features = {}
         for feature in self.features:
-            column, ends = self.columns[feature.name], self._ends[feature.name]
-            values = column.values[int(ends[begin]) : int(ends[end])]
+            column, offsets = self.columns[feature.name], self._offsets[feature.name]
+            values = column.values[int(offsets[begin]) : int(offsets[end])]
             features[feature.name] = Jagged(values, column.lengths[begin:end])
         return Batch(features, self.labels[begin:end])
 

@@ -26,7 +26,7 @@ std::vector<std::size_t> chosen_of(RecordColumns const& records, RecordTarget co
   std::vector<std::size_t> chosen;
   for (std::size_t i = 0; i < records.ids.size(); ++i) {
     Key const key = records[i];
-    if (std::ranges::find(target.numbers, key.table) == target.numbers.end()) continue;
+    if (std::ranges::find(target.table_ids, key.table) == target.table_ids.end()) continue;
     if (num_ranks == 1 || owner_of(virtual_bucket_of(hash_of(key)), num_ranks) == rank) chosen.push_back(i);
   }
   return chosen;
@@ -63,15 +63,15 @@ void import_chosen(RecordColumns const& records, RecordTarget const& target, std
   if (records.tables.empty()) part.tables.assign(chosen.size(), records.table);
   part.counts = rows_of(records.counts, 1, chosen, 1);
   if (records.are_pending) return table.import_pending(part);
-  bool const is_new = target.initial_state.has_value();
+  bool const resets_state = target.initial_state.has_value();
   base::expects(records.dim == table.dim(), "records have embeddings of dim " + std::to_string(records.dim) +
                                                 ", and not " + std::to_string(table.dim()));
-  base::expects(is_new || table.state_size() == 0 || records.state_size == table.state_size(),
+  base::expects(resets_state || table.state_size() == 0 || records.state_size == table.state_size(),
                 "records have " + std::to_string(records.state_size) + " floats of optimizer state, and not " +
                     std::to_string(table.state_size()));
   part.steps = rows_of(records.steps, 1, chosen, 1);
   part.embeddings = rows_of(records.embeddings, records.dim, chosen, records.dim);
-  if (is_new) {
+  if (resets_state) {
     part.states.assign(chosen.size() * table.state_size(), *target.initial_state);
   } else {
     part.states = rows_of(records.states, records.state_size, chosen, table.state_size());

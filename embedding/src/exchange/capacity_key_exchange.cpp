@@ -2,12 +2,12 @@
 
 // How keys travel to their owners without a round of their own for sizes.
 //
-// Idea: a message begins with the number of keys of each merged table, so the receiver need not know its size. It
-// provides room for as many keys as the largest message between the two ranks had so far, rounded up to a power of two.
-// Both ranks know that number. What does not fit follows in a second message between these two ranks alone; this
-// happens only while batches grow.
+// Idea: a message begins with the number of keys of each merged table (tables of equal options that share storage), so
+// the receiver need not know its size. It provides room for as many keys as the largest message between the two ranks
+// had so far, rounded up to a power of two, but for at least KeyRoom::kFirst. Both ranks know that number. What does
+// not fit follows in a second message between these two ranks alone; this happens only while batches grow.
 //
-// Example: two merged tables, room for 4 keys. Rank 0 sends 3 and 2 keys to rank 1.
+// Example: two merged tables, room for 4 keys (as if kFirst were 4). Rank 0 sends 3 and 2 keys to rank 1.
 //   The words 3 2 and two words for each of 4 keys go in the exchange. Rank 1 reads that 5 keys are meant, and receives
 //   the last one in a message of 2 words. Next time there is room for 8 keys.
 //

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Describes the options of merged tables in one line. Ranks compare their lines when they make a ShardedTable, and show
+// them in the error if they differ. Row limits and eviction are left out: they may differ between ranks.
+
 #include "exchange/description.hpp"
 
 #include <array>
@@ -9,6 +13,7 @@ namespace headway::embedding {
 
 namespace {
 
+// Names in the order of the enumerators of Dedup, InitialValues::Law and kernels::OptimizerKind.
 constexpr std::array<std::string_view, 4> kDedups{"none", "first", "second", "both"};
 constexpr std::array<std::string_view, 3> kLaws{"constant", "uniform", "normal"};
 constexpr std::array<std::string_view, 5> kOptimizers{"SGD", "Adagrad", "row-wise Adagrad", "Adam", "row-wise Adam"};

@@ -12,7 +12,7 @@ void Exchanger::Exchange::wait_on(CudaStream /*stream*/) {
   throw base::UsageError("this exchanger does not exchange memory of a device");
 }
 
-// Sizes travel first.
+// Two exchanges: the sizes of the texts, then the texts.
 std::vector<std::string> Exchanger::all_gather(std::string const& text) {
   auto const num_ranks = static_cast<std::size_t>(size());
   std::vector<std::size_t> const one(num_ranks, 1), own_size(num_ranks, text.size());

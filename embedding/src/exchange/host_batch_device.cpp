@@ -47,8 +47,8 @@ UniqueBlocks blocks_of(UniqueKeys keys, bool are_unique) {
 /// Freed blocks for the next batch, by size. A step frees and allocates the same sizes again. Without the pool malloc()
 /// would give their pages back to the system each time, and the faults of new pages take longer than the lookup.
 ///
-/// Sizes are rounded up to an eighth of a power of two. Blocks in use and free ones together never take more than the
-/// most that was in use at once.
+/// Sizes are rounded up to an eighth of a power of two. A freed block is kept only if it, the other free blocks and
+/// those in use together take no more than the most that was in use at once.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   BlockPool() = default;

@@ -12,7 +12,7 @@
 
 namespace headway::embedding {
 
-/// A key takes one word for its id, and one that packs its table and its count.
+/// A key takes one word (64 bits) for its id, and one that packs its table and its count.
 constexpr std::size_t kWordsPerKey = 2;
 
 /// Room for keys in the messages between this rank and each other one. Both ranks of a pair know the same numbers: they
@@ -25,7 +25,7 @@ struct KeyRoom {
   std::vector<std::size_t> to_send, to_receive;  ///< (ranks) Keys.
 };
 
-/// Keys of a merged table that go to their owners.
+/// Keys of a merged table (tables of equal options that share storage) that go to their owners.
 struct RoutedKeys {
   UniqueBlocks unique;         ///< Sorted by owner.
   Block<std::int64_t> counts;  ///< (ranks) Keys for each owner, in the memory of the device.
@@ -43,7 +43,7 @@ struct ReceivedKeys {
 /// Keys for each owner, (merged tables)(ranks).
 using SentSizes = std::vector<std::vector<std::size_t>>;
 
-/// The keys of one batch on their way to their owners. What has been started goes on if this is destroyed.
+/// The keys of one batch on their way to their owners. If it is destroyed, exchanges that were started go on.
 class KeyExchange {
  public:
   KeyExchange() = default;

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The exchanger of a single rank: an exchange copies the block that the rank sends to itself.
+
 #include "headway/base/status.hpp"
 #include "headway/embedding/exchanger.hpp"
 

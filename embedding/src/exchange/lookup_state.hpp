@@ -3,6 +3,8 @@
 // State of batches between the calls of a ShardedTable: of lookups (set by begin() to finish()), and of gradients (set
 // by start_gradients() and finish_gradients()). sharded_table.cpp explains the steps.
 //
+// A merged table stands for tables of equal options that share storage and exchanges.
+//
 // Shapes: K ids of this rank's batch, U unique keys of these, V keys that this rank gets as an owner, W unique ones of
 // these.
 
@@ -26,7 +28,7 @@
 namespace headway::embedding {
 
 /// Scope of a collective call of several ranks. If it ends by an exception, this rank has left an exchange that others
-/// make, so `is_broken` stays set, and no later call may begin. One rank has no such others.
+/// make, so `is_broken` stays set, and no later call may begin. With one rank there are no peers, so it may go on.
 class ExchangeScope {
  public:
   /// @throws base::UsageError if a call before has failed
@@ -42,7 +44,8 @@ class ExchangeScope {
   bool& is_broken_;
 };
 
-/// Steps of the batches that exist. Batches may be destroyed on other threads than that of the tables.
+/// Steps (Table::begin_step()) in which the batches that exist were begun; several may have the same. Batches may be
+/// destroyed on other threads than that of the tables.
 class StepsInUse {
  public:
   void add(std::uint32_t step) {
@@ -87,7 +90,7 @@ struct ShardedTable::TableLookup {
   UniqueBlocks owned{};            ///< (W) Unique ones of the received keys. Empty if `unique` serves: see in_rows.
   Block<RowId> rows{};             ///< (W)
   std::uint64_t num_replaced = 0;  ///< Times that the table was replaced before; see replace_table().
-  std::uint64_t generation = 0;    ///< That of the table when `rows` was found.
+  std::uint64_t generation = 0;    ///< Table::generation() when `rows` was found; if it changed, `rows` is stale.
   bool masks_unknown = false;      ///< Keys without a row give zeros.
   bool in_rows = false;            ///< Embeddings are read from the rows of `unique`: one rank, no copies.
   Block<float> embeddings{};       ///< (U, dim), unless in_rows and not kept for weight_gradients().
@@ -145,7 +148,7 @@ struct ShardedTable::TableGradient {
 struct ShardedTable::Gradients {
   std::shared_ptr<Batch::State> batch{};  ///< Set by finish_gradients(), since the state owns them before.
   std::vector<TableGradient> of_tables{};
-  std::vector<Block<float>> marks{};        ///< (1) See finish_gradients().
+  std::vector<Block<float>> marks{};  ///< (merged tables)(1) 1, or NaN if a sent sum is not finite. Empty if none was.
   std::unique_ptr<RowExchange> exchange{};  ///< None with one rank, or after finish_gradients().
   std::shared_ptr<void> made{};             ///< Point of the stream at which `values` were there.
 };

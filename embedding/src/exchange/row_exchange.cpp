@@ -6,9 +6,11 @@ namespace headway::embedding {
 namespace {
 
 /// (ranks) Floats of each block of a buffer. That of this rank is empty, because its rows stay where they are.
+/// @param rows selects the counts: SentRows::sent or SentRows::received
+/// @param own this rank
 std::vector<std::size_t> block_sizes(std::span<SentRows const> tables, std::span<std::size_t const> SentRows::*rows,
-                                     std::size_t num_ranks, std::size_t own, std::size_t num_notes) {
-  std::vector<std::size_t> sizes(num_ranks, num_notes);
+                                     std::size_t num_ranks, std::size_t own, std::size_t num_flags) {
+  std::vector<std::size_t> sizes(num_ranks, num_flags);
   for (auto const& table : tables) {
     for (std::size_t rank = 0; rank < num_ranks; ++rank) sizes[rank] += (table.*rows)[rank] * table.width;
   }
@@ -19,8 +21,8 @@ std::vector<std::size_t> block_sizes(std::span<SentRows const> tables, std::span
 }  // namespace
 
 RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<SentRows const> tables,
-                         Block<float> const& notes)
-    : device_(device), own_(static_cast<std::size_t>(exchanger.rank())), num_notes_(notes.size()) {
+                         Block<float> const& flags)
+    : device_(device), own_(static_cast<std::size_t>(exchanger.rank())), num_flags_(flags.size()) {
   auto const num_ranks = static_cast<std::size_t>(exchanger.size());
   for (auto const& table : tables) {
     auto& received = received_.emplace_back();
@@ -38,9 +40,9 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
     return;
   }
   sends_ =
-      std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::sent, num_ranks, own_, num_notes_));
+      std::make_unique<RankBlocks<float>>(device, block_sizes(tables, &SentRows::sent, num_ranks, own_, num_flags_));
   receives_ = std::make_unique<RankBlocks<float>>(
-      device, block_sizes(tables, &SentRows::received, num_ranks, own_, num_notes_));
+      device, block_sizes(tables, &SentRows::received, num_ranks, own_, num_flags_));
   std::vector<CopyPiece> pieces;
   auto const append = [&](std::size_t rank, Block<float> const& block, std::size_t first, std::size_t count) {
     auto const values = block.span.subspan(first, count);
@@ -56,7 +58,7 @@ RowExchange::RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<Se
       first += count;
     }
   }
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) append(rank, notes, 0, num_notes_);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) append(rank, flags, 0, num_flags_);
   device.copy(pieces);
   exchange_ = start_exchange(exchanger, *sends_, *receives_);
 }
@@ -84,8 +86,8 @@ std::vector<Block<float>> RowExchange::finish() {
       first += counts[rank];
     }
   }
-  notes_ = device_.block<float>(num_ranks * num_notes_);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) take(rank, notes_.span.subspan(rank * num_notes_, num_notes_));
+  flags_ = device_.block<float>(num_ranks * num_flags_);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) take(rank, flags_.span.subspan(rank * num_flags_, num_flags_));
   device_.copy(pieces);
   sends_.reset();
   own_rows_.clear();

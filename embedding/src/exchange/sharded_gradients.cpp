@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of a ShardedTable: the way back of a lookup, and the update of the rows.
+// Gradients of a ShardedTable: the way back of a lookup, and the update of the rows. A merged table stands for tables
+// of equal options that share storage and exchanges; widths_ has the dim of each.
 //
 // Idea: a rank adds the gradients of the bags of each unique key, and sends the sums to the keys' owners. An owner
 // keeps what it gets until the update, and adds it as late as possible. With one rank that removes duplicates first
@@ -135,7 +136,7 @@ std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
   if (!is_alone()) {
     auto const exchange = std::exchange(result->exchange, nullptr);
     auto received = exchange->finish();
-    auto const& flags = exchange->notes();
+    auto const& flags = exchange->flags();  // (ranks, merged tables) 1: the rank has gradients of the table.
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       auto& gradient = result->of_tables[merged];
       gradient.values = {.span = received[merged].span, .owner = received[merged].owner};

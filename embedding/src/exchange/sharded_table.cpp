@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Lookups in tables whose rows are spread over ranks.
+// Lookups in tables whose rows are spread over ranks. A merged table stands for tables of equal options that share
+// storage and exchanges; a key is the pair (table id, id).
 //
 // Idea: the hash of a key decides which rank owns it. A rank sends each distinct key of its batch to the owner once,
 // with the number of its lookups. The owner removes duplicates again, because ranks share keys, looks each key up once,
@@ -99,7 +100,7 @@ void ShardedTable::make_tables() {
       base::expects(merged_of_.emplace(number, merged).second,
                     "table " + std::to_string(number) + " is merged into two tables");
     }
-    tables_.push_back(std::exchange(merged_[merged].made, nullptr));
+    tables_.push_back(std::exchange(merged_[merged].existing_table, nullptr));
     if (tables_.back() == nullptr) tables_.back() = options_.device->make_table(merged_[merged].options);
     widths_.push_back(tables_.back()->dim());
   }
@@ -364,7 +365,7 @@ void ShardedTable::take_embeddings(Batch& batch) {
   for (std::size_t merged = 0; merged < values.size(); ++merged) {
     state.lookups[merged].embeddings = std::move(values[merged]);
   }
-  state.refused = exchange->notes();
+  state.refused = exchange->flags();
 }
 
 std::uint64_t ShardedTable::num_refused(Batch const& batch, std::size_t merged) const {

@@ -2,9 +2,10 @@
 
 // How keys travel to their owners when a receiver has to know sizes before: over NCCL and Gloo, and on devices.
 //
-// Idea: a first exchange tells each owner how many keys of each merged table it will get. On a CUDA device only the
-// device knows these numbers, so both are copied to the host on a stream of its own. This is the only time in a lookup
-// that the host waits for the device. Then a second exchange carries the keys.
+// Idea: a first exchange tells each owner how many keys of each merged table (tables of equal options that share
+// storage) it gets. On a CUDA device only the device knows these numbers, so both are copied to the host on a stream of
+// its own. This is the only time in a lookup that the host waits for the device. Then a second exchange carries the
+// keys.
 //
 // Example: two merged tables, 2 ranks. Rank 0 has 3 and 2 keys for rank 1.
 //   It sends the numbers 3 2. Then it sends a block of 10 words: the 3 keys of the first table, and the 2 of the

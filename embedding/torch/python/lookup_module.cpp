@@ -19,8 +19,10 @@ namespace headway::embedding {
 
 namespace {
 
-/// @param tables merged tables: each holds the tables with the numbers table_ids[i]
+/// @param tables merged tables: each holds the tables with the ids table_ids[i]; they share rows and exchanges
 /// @param hides_unknown (tables) in eval() mode, ids without a row read as zeros
+/// @param names, feature_tables, poolings (features) name, table id, and sum, mean or None
+/// @param dedup stage that removes duplicate keys, see dedup_of()
 /// @param by_feature one output per feature; false: one per merged table
 c10::intrusive_ptr<TensorLookup> make_lookup(std::vector<c10::intrusive_ptr<TensorTable>> const& tables,
                                              std::vector<std::vector<std::uint32_t>> const& table_ids,
@@ -46,6 +48,7 @@ c10::intrusive_ptr<TensorLookup> make_lookup(std::vector<c10::intrusive_ptr<Tens
                                            by_feature);
 }
 
+/// Keys and bytes of this rank since the tables were made, by the names of the fields of Traffic (sharded_table.hpp).
 std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
   auto const counts = lookup.traffic();
   return {{"keys", counts.keys},

@@ -192,7 +192,7 @@ void define_table(py::module_& module) {
 using BlockTuple =
     std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, bool, std::uint64_t, std::uint32_t, std::uint32_t>;
 using SourceTuple = std::tuple<std::string, BlockTuple, std::size_t, std::size_t>;  ///< Path, block, dim, state_size.
-/// Table, numbers of the tables whose records it takes, and the initial state.
+/// Table, ids of the tables whose records it takes, and a value that replaces the optimizer state of the records.
 using TargetTuple = std::tuple<TensorTable*, std::vector<std::uint32_t>, std::optional<float>>;
 
 std::vector<BlockTuple> finish(RecordFileWriter& writer) {
@@ -223,10 +223,10 @@ RecordSource source_of(SourceTuple const& tuple) {
 void load_into(std::span<TargetTuple const> tuples, std::vector<RecordTarget>& targets,
                std::function<void()> const& load) {
   if (tuples.empty()) return load();
-  auto const& [table, numbers, initial_state] = tuples.front();
+  auto const& [table, table_ids, initial_state] = tuples.front();
   if (table == nullptr) throw py::type_error("records are loaded into tables, and not into None");
   table->change([&](Table& changed) {
-    targets.push_back({.table = &changed, .numbers = numbers, .initial_state = initial_state});
+    targets.push_back({.table = &changed, .table_ids = table_ids, .initial_state = initial_state});
     load_into(tuples.subspan(1), targets, load);
   });
 }

@@ -18,6 +18,7 @@
 
 #include "cuda/device.cuh"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "barrier_emulation.hpp"
 #endif

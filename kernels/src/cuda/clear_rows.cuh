@@ -20,6 +20,7 @@ namespace headway::kernels {
 ///
 /// Several warpgroups may clear the same rows at any time between the tile's arrival and its release: each writes
 /// before its own wgmma reads, and all write zeros.
+/// @tparam Tile a SwizzledTile (wgmma.cuh)
 template <class Tile>
 __device__ __forceinline__ void clear_rows_behind(std::byte* tile, std::int32_t first_row) {
   constexpr std::int32_t kUnits = Tile::kRowBytes / 16, kPanels = Tile::kBytes / Tile::kPanelBytes;

@@ -6,6 +6,7 @@
 
 #include "cuda/device.cuh"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if !defined(HEADWAY_DEVICE_EMULATOR)
 #include "headway/base/cuda_check.hpp"
 #include "headway/kernels/cuda_stream.hpp"

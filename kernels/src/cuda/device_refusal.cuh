@@ -9,6 +9,7 @@
 #include "headway/kernels/host_device.hpp"
 
 #include <cstdio>
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include <array>
 #else

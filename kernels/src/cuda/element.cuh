@@ -8,6 +8,7 @@
 #include "cuda/device.cuh"
 #include "element_bits.hpp"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "element_emulation.hpp"
 #else

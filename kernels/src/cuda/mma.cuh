@@ -10,6 +10,7 @@
 
 #include "cuda/element.cuh"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "mma_emulation.hpp"
 #endif

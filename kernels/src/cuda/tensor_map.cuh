@@ -11,6 +11,7 @@
 
 #include "cuda/barrier.cuh"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "tensor_map_emulation.hpp"
 #else
@@ -54,8 +55,8 @@ __device__ __forceinline__ void prefetch_tensor_map(TensorMap const* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Starts the copy of the box at these coordinates. One thread calls it; `barrier` counts the bytes of the whole box.
-/// Elements outside the tensor are read as 0.
+/// Starts the copy of the box at these coordinates, innermost dimension first. One thread calls it; `barrier` counts
+/// the bytes of the whole box. Elements outside the tensor are read as 0.
 template <TileReads kReads = TileReads::kOften>
 __device__ __forceinline__ void tma_load(void* shared, TensorMap const* map, Barrier* barrier, std::int32_t c0,
                                          std::int32_t c1, std::int32_t c2, std::int32_t c3) {

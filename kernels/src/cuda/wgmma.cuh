@@ -13,6 +13,7 @@
 #include "cuda/barrier.cuh"
 #include "cuda/element.cuh"
 
+// Tests compile kernels for an emulator on the CPU: see device.cuh.
 #if defined(HEADWAY_DEVICE_EMULATOR)
 #include "wgmma_emulation.hpp"
 #else

@@ -8,8 +8,8 @@
 
 namespace headway::kernels::hstu {
 
-// Checks of sequences, shared by the CPU and devices so that both give the same texts. `refuse(format, values...)`
-// takes a printf format with values of long long and strings, and does not return.
+// Checks of sequences, shared by the CPU and devices so that both give the same error messages. `refuse(format,
+// values...)` takes a printf format with values of long long and strings, and does not return.
 //
 // Every condition of a sequence is computed before the first branch. On a device, all loads of a sequence then overlap:
 // the check takes one latency of memory instead of one per condition.
@@ -22,7 +22,7 @@ HEADWAY_HOST_DEVICE void check_first_offsets(HstuSequences const& all, Refuse co
   if (key != 0) refuse("HSTU attention: key_offsets begin at %lld and must at 0", key);
 }
 
-/// Rows of one sequence by its offsets, and the errors among them.
+/// Rows of one sequence by its offsets (of queries or of keys), and the errors among them.
 struct CheckedOffsets {
   long long begin, end, sequence, num_rows, most;
   bool descend, are_too_long, end_behind_rows;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Walks over the copies of a jagged item: the loop behind sum_copies() on both devices.
+// Walks over the copies of a jagged item (the rows of one feature in one sample): the loop behind sum_copies() on both
+// devices.
 //
 // Example: F = 2 features and B = 3 samples, item 4 is (feature 1, sample 1). Feature 1 was copied to features 0 and
 // 2, sample 1 to sample 5 of B' = 6. The copies of item 4 are items 0 * 6 + 5 = 5 and 2 * 6 + 5 = 17, in this order.
@@ -14,6 +15,7 @@
 namespace headway::kernels {
 
 /// Range of indices into ListCopies::csr_indices that belong to an entry; copy_at() gives the copy at each of them.
+/// Without a map, an entry has one copy, with its own index.
 HEADWAY_HOST_DEVICE inline Range copies_of(ListCopies const& list, std::int64_t entry) {
   if (list.csr_offsets == nullptr) return {entry, entry + 1};
   return {list.csr_offsets[entry], list.csr_offsets[entry + 1]};

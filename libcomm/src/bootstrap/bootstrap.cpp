@@ -14,7 +14,8 @@
 // has overwritten it.
 //
 // Invariants:
-// - Only the announcement is read before it is known to belong to this attempt. All other keys carry its generation.
+// - Only the announcement is read before it is known to belong to this attempt. All other keys carry its generation,
+//   the random text that names the attempt.
 // - A rank connects to lower ranks and accepts from higher ones, so each pair has one connection. A higher rank may
 //   connect again after giving up; two processes with one rank are an error.
 // - A message before authentication is at most kMaxMessageBody bytes. At most 2n + 64 connections that are not
@@ -78,7 +79,7 @@ Bootstrap::Bootstrap(HandshakeSelf self, RankAddress own, std::vector<Listener> 
       members_(index(self_->size)),
       rank_addresses_(index(self_->size)),
       missed_from_(index(self_->size)),
-      notes_(index(self_->size)) {
+      absence_reasons_(index(self_->size)) {
   if (options.interface.empty() || options.transport == Transport::kShm) return;
   // Connections leave from the named interface, not only arrive there, so that a multi-homed host uses one network.
   for (auto const& each : addresses_of_interface(options.interface)) sources_.push_back(each.address);
@@ -130,7 +131,7 @@ bool Bootstrap::is_done() const { return has_sent_ready_ && num_ready_ == self_-
 
 void Bootstrap::begin() {
   for (int peer = 0; peer < self_->rank; ++peer) {
-    notes_[index(peer)] = "it did not publish where it can be reached";
+    absence_reasons_[index(peer)] = "it did not publish where it can be reached";
   }
   if (self_->rank != 0) return;
   // Without a secret from the user, rank 0 draws one and publishes it: who can read the store may join.
@@ -252,7 +253,7 @@ std::string Bootstrap::who_is_missing(std::string_view when) const {
     if (peer == self_->rank) continue;
     if (!members_[index(peer)]) {
       absent += (absent.empty() ? "" : ", ") + rank_name(peer);
-      if (!notes_[index(peer)].empty()) absent += " (" + notes_[index(peer)] + ")";
+      if (!absence_reasons_[index(peer)].empty()) absent += " (" + absence_reasons_[index(peer)] + ")";
     } else if (!members_[index(peer)]->is_ready) {
       unready += (unready.empty() ? "" : ", ") + rank_name(peer);
     }

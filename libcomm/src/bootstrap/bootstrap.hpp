@@ -29,7 +29,7 @@ namespace headway::comm {
 /// 3. Each rank connects to all lower ranks at the same time, and accepts from the higher ones.
 /// 4. A rank that has all connections says so to all ranks (kReady), and is done when all have said so.
 ///
-/// The store serves one small value per rank; everything else goes over authenticated connections. One epoll loop
+/// Each rank reads one small value from the store; everything else goes over authenticated connections. One epoll loop
 /// serves listeners, handshakes and connections. Connections that fail the handshake get the reason, are counted, and
 /// are dropped. The first failure ends the bootstrap here and, through the existing connections, at all ranks.
 /// bootstrap.cpp explains the algorithm.
@@ -37,7 +37,7 @@ class Bootstrap {
  public:
   struct Listener {
     base::FileDescriptor socket;
-    bool local = false;
+    bool local = false;  ///< AF_UNIX socket, so whoever connects is on this host; else TCP.
   };
 
   /// `self.secret` is empty if none was given. `own.instance` equals `self.instance`. `keys` and `options` must
@@ -200,7 +200,7 @@ class Bootstrap {
   std::vector<std::string> rank_addresses_;     ///< Rank 0 only: encoded addresses by rank.
   /// By rank: time at which a rank that closed its connection counts as gone.
   std::vector<std::optional<Deadline>> missed_from_;
-  std::vector<std::string> notes_;  ///< By rank: reason why it is not connected yet.
+  std::vector<std::string> absence_reasons_;  ///< By rank: reason why it is not connected yet.
   /// Counts of members, of members that are ready, and (rank 0) of addresses received.
   int num_members_ = 0, num_ready_ = 0, num_rank_addresses_ = 0;
   bool has_opened_listeners_ = false, has_rank_addresses_ = false, has_sent_ready_ = false;

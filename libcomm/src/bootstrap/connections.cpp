@@ -71,7 +71,7 @@ void Bootstrap::advance(int peer) {
     case Connector::Outcome::kElsewhere:
       break;
   }
-  notes_[index(peer)] = connector.error();  // For the error that names the missing ranks.
+  absence_reasons_[index(peer)] = connector.error();  // For the error that names the missing ranks.
   wanted.connector.reset();
   wanted.retry_at = Clock::now() + wanted.patience;
   wanted.patience = std::min(2 * wanted.patience, kLongestPatience);

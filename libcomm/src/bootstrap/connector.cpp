@@ -3,8 +3,8 @@
 // Connects to one peer over the first of its addresses that answers; connector.hpp has the rules.
 //
 // Example: the peer has addresses A (a network that drops packets) and B. At 0 ms a connect to A starts; at 250 ms,
-// without an answer, one to B starts beside it. The peer's hello arrives over B first, so this rank sends its proof
-// of the secret over B and drops A.
+// without an answer, one to B starts beside it. The peer's hello, its first handshake message, arrives over B, so this
+// rank sends its proof of the secret over B and drops A.
 //
 // Invariant: only one attempt at a time sends its proof (proving_), since a peer that gets two would take the rank
 // for two processes. If that attempt fails, another one may prove.

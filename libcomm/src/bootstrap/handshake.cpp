@@ -6,10 +6,10 @@
 // has a fresh random nonce. A recorded proof is therefore worthless, and one side's proof cannot be sent back as the
 // other's, since the role is part of the text under the HMAC.
 //
-// Example: a process of another job connects by mistake. Its hello names another instance: kStranger, and the rank
-// goes on. A rank with a wrong secret has a good hello, but its proof differs: kRefused. A rank with another
-// slot_bytes proves the secret: kDisagreement, which ends the bootstrap at all ranks with an error that names the
-// field.
+// Example: a process of another job connects by mistake. Its hello names another instance (random number of a process):
+// kStranger, and the rank goes on. A rank with a wrong secret has a good hello, but its proof differs: kRefused. A rank
+// with another slot_bytes proves the secret: kDisagreement, which ends the bootstrap at all ranks with an error that
+// names the field.
 
 #include "bootstrap/handshake.hpp"
 

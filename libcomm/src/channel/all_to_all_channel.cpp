@@ -10,10 +10,10 @@
 //   A completed 2, so B posted 2, so B completed 0: slot 0 is free.
 //   If depth were 3, A could post 3 into slot 0 when B has only posted 1 and not copied out 0.
 //
-// Large blocks: the sender puts a header only, the RTS, and the receiver reads the block from the sender's memory
-// (rendezvous_protocol.cpp). With max_lag > 0 the RTS is revocable. Receiver and sender claim the slot's word for t +
-// 1; the first one moves the block. The sender claims it only when operation t waits for nothing but RTS, and
-// `rts_patience` has passed.
+// Large blocks: the sender puts a header only, the RTS (ready to send), and the receiver reads the block from the
+// sender's memory (rendezvous_protocol.cpp). With max_lag > 0 the RTS is revocable. Receiver and sender set the slot's
+// claim word to t + 1; the first one moves the block. The sender claims it only when operation t waits for nothing but
+// RTS, and `rts_patience` has passed.
 //
 // Invariants: every operation sends a tag to every peer, even for an empty block (the proof needs it).
 //   Arrival is a mark per (operation, source), never a count over several operations; a repeated tag is only counted.
@@ -181,6 +181,7 @@ bool AllToAllChannel::is_complete(AllToAllOperation const& operation) const {
 
 void AllToAllChannel::progress(std::vector<std::shared_ptr<OperationState>>& completed) {
   for (;;) {
+    // Does nothing, except in a build of the tests that breaks the rule of completion in order.
     context_.rules().complete_ahead(
         operations_, [this](AllToAllOperation const& operation) { return is_complete(operation); }, completed);
     post_due();

@@ -29,8 +29,8 @@ class AllToAllChannel {
  public:
   AllToAllChannel(ChannelContext& context, RendezvousProtocol& rendezvous, GroupOptions const& options, int channel);
 
-  /// Starts an all-to-all; posts it if max_lag and the credit allow. `is_blocking`: the caller waits until it is
-  /// done.
+  /// Starts an all-to-all; posts it if max_lag and the credit (messages that the transport still accepts to a peer)
+  /// allow. `is_blocking`: the caller waits until it is done.
   std::shared_ptr<AllToAllOperation> start(AllToAllArgs const& args, std::chrono::milliseconds timeout,
                                            bool is_blocking);
   /// Handles a tag of this channel from `source`.
@@ -47,7 +47,7 @@ class AllToAllChannel {
   [[nodiscard]] std::uint64_t num_completed() const { return num_completed_; }
   /// Must this rank act without a further arrival? True if an operation is not posted, a large block may have to be
   /// fetched, or a revoked block is not sent.
-  [[nodiscard]] bool needs_looks() const {
+  [[nodiscard]] bool needs_polling() const {
     return num_posted_ < num_started_ || num_with_large_blocks_ > 0 || sender_.num_unsent() > 0;
   }
   /// Does the newest pending operation lack the message of `peer`, or is a message of this rank not posted or flushed

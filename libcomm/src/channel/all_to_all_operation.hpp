@@ -22,9 +22,9 @@ class AllToAllOperation final : public OperationState {
   std::span<std::size_t> received_bytes;  ///< See AllToAllArgs; empty: blocks have the senders' sizes.
   DataType data_type = 0;
   int channel = 0;
-  std::size_t slot = 0;  ///< Operation number modulo the depth of the ring.
+  std::size_t slot = 0;  ///< Operation number modulo the depth of the ring of receive slots.
   int next_to_post = 0;  ///< Number of peers whose message was accepted, in order of distance; size - 1: all.
-  /// A put that still reads its block: until flushed(peer) reaches put_count.
+  /// A put that still reads its block: until Endpoint::flushed(peer) reaches put_count.
   struct UnflushedPut {
     int peer;
     std::uint64_t put_count;

@@ -10,7 +10,7 @@
 //
 // A receiver reads a block from the sender's memory, which saves a copy. Where the transport cannot do that, a block
 // that fits goes into the slot, and a larger one piecewise (rendezvous_protocol.cpp). Reading and piecewise transfer
-// both start with an announcement (RTS, request to send), and end only when the receiver has taken part. That is why a
+// both start with an announcement (RTS, ready to send), and end only when the receiver has taken part. That is why a
 // block above slot_bytes cannot lag.
 //
 // With max_lag above 0 a block that would fit into the slot is announced only if the slots of the whole ring would

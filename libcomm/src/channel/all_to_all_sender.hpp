@@ -25,8 +25,8 @@ class AllToAllSender {
 
   /// Lets the transport prefetch slot `slot` of the ring at each peer.
   void prepare(AllToAllArgs const& args, std::size_t slot);
-  /// Sends the messages to all peers, then copies the own block. @returns false if credit ran out; a later call goes on
-  /// at next_to_post.
+  /// Sends the messages to all peers, then copies the own block. @returns false if credit ran out: the transport
+  /// accepts no more messages to a peer now. A later call goes on at next_to_post.
   [[nodiscard]] bool post(AllToAllOperation& operation, int max_lag);
   /// Peer that gets the next message. Ranks start with different peers, so that no receiver is first for all senders.
   [[nodiscard]] int next_peer(AllToAllOperation const& operation) const {
@@ -83,10 +83,9 @@ class AllToAllSender {
   ChannelContext& context_;
   RendezvousProtocol& rendezvous_;
   int channel_;
-  std::size_t min_get_bytes_;  ///< GroupOptions::min_get_bytes.
-  /// The next two: see GroupOptions.
-  std::size_t get_footprint_;
-  std::chrono::microseconds rts_patience_;
+  std::size_t min_get_bytes_;               ///< Least size of a block that the receiver reads.
+  std::size_t get_footprint_;               ///< Larger rings (all slots, in bytes) leave the cache.
+  std::chrono::microseconds rts_patience_;  ///< Wait per started 256 KiB before a revocation.
   int num_unsent_ = 0;
 };
 

@@ -19,7 +19,8 @@
 namespace headway::comm {
 
 /// State that all channels of a group share: endpoint, layout, counters, flight recorder, and the queue of tags that
-/// wait for credit. Used under the group's lock.
+/// wait for credit (without credit the transport refuses a put to that peer with kWouldBlock). Used under the group's
+/// lock.
 class ChannelContext {
  public:
   ChannelContext(std::unique_ptr<Endpoint> endpoint, ReceiveLayout layout, GroupOptions const& options,
@@ -135,8 +136,8 @@ class ChannelContext {
   bool allow_get_;
   bool headers_are_timed_;  ///< Headers carry busy times (adapt_lag).
   DataTypeName data_type_name_;
-  std::vector<PeerTraits> traits_;  ///< (size)
-  [[no_unique_address]] ProtocolRules rules_;
+  std::vector<PeerTraits> traits_;             ///< (size)
+  [[no_unique_address]] ProtocolRules rules_;  ///< Has no state, except in tests that break a rule.
   GroupStats stats_;
   FlightRecorder flight_recorder_;
   std::deque<Signal> signals_;

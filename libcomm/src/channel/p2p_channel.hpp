@@ -42,7 +42,7 @@ struct P2PPart {
 /// them. p2p_channel.cpp explains the flow control. Used under the group's lock.
 ///
 /// An unexpected message, which comes before its receive is posted, moves to the heap, so that it does not stop the
-/// messages behind it. For a large message only the announcement is held (RTS, request to send). Above a limit in
+/// messages behind it. For a large message only the announcement is held (RTS, ready to send). Above a limit in
 /// bytes the message stays in its slot: its source is stalled, and the sender waits for a free slot until a receive
 /// takes one of the held messages.
 class P2PChannel {

@@ -54,9 +54,9 @@ constexpr auto kNever = std::chrono::milliseconds::max();
 /// Longest time between two steps of `work`.
 std::chrono::milliseconds interval_of(BackgroundWork const& work) {
   switch (work.background_need()) {
-    case BackgroundNeed::kLooks:
-    case BackgroundNeed::kEventsAndLooks:
-      return ProgressThread::kLookInterval;
+    case BackgroundNeed::kPolls:
+    case BackgroundNeed::kEventsAndPolls:
+      return ProgressThread::kPollInterval;
     case BackgroundNeed::kEvents:
       return ProgressThread::kDeadlineInterval;
     case BackgroundNeed::kNone:
@@ -171,7 +171,7 @@ int ProgressThread::step_due(std::span<epoll_event const> events) {
 int ProgressThread::sleep_for(std::chrono::milliseconds shortest) {
   bool const is_idle = shortest > kDeadlineInterval;
   idle_rounds_ = is_idle ? idle_rounds_ + 1 : 0;
-  if (is_idle && idle_rounds_ <= kIdleRounds) shortest = kLookInterval;
+  if (is_idle && idle_rounds_ <= kIdleRounds) shortest = kPollInterval;
   return shortest == kNever ? -1 : static_cast<int>(shortest.count());
 }
 

@@ -22,9 +22,9 @@ namespace headway::comm {
 /// How much a work needs the progress thread while no caller is in the library. Ordered by urgency.
 enum class BackgroundNeed {
   kNone,            ///< Nothing is pending, or it needs no help.
-  kLooks,           ///< A step every few milliseconds: something may have to be fetched or posted.
+  kPolls,           ///< A step every few milliseconds: something may have to be fetched or posted.
   kEvents,          ///< A step at each arrival: somebody waits for the outcome.
-  kEventsAndLooks,  ///< Both.
+  kEventsAndPolls,  ///< Both.
 };
 
 /// Work that must go on while no caller is in the library: one group.
@@ -77,8 +77,8 @@ class ProgressThread {
   /// overlap.
   void watch_activity(BackgroundWork& work, bool watch) noexcept;
 
-  /// Time between steps of a work with kLooks or kEventsAndLooks.
-  static constexpr std::chrono::milliseconds kLookInterval{2};
+  /// Time between steps of a work with kPolls or kEventsAndPolls.
+  static constexpr std::chrono::milliseconds kPollInterval{2};
   /// Time between steps of a work with kEvents, for deadlines only: descriptors wake the thread for the rest.
   static constexpr std::chrono::milliseconds kDeadlineInterval{50};
 

@@ -11,13 +11,15 @@
 namespace headway::comm {
 
 /// Rules that the proof of bounded lag and the protocols need (docs/bounded_lag.md). Channels call the rule wherever
-/// one applies. All functions are static and inline, so they cost no more than the expressions in them.
+/// one applies. All functions are static and inline, so they cost no more than the expressions in them. Parameters
+/// without a name are for MutantRules.
 ///
 /// ProtocolRules below is the type that a build of the library uses. The stress test builds the library with
 /// MutantRules, which break one rule at a time, and must notice every one (tests/libcomm/stress/mutant_rules.hpp).
 class ProvenRules {
  public:
-  /// Depth of a ring. With fewer slots, a rank that is max_lag ahead overwrites a block that was not copied out.
+  /// Depth of a ring: number of receive slots for one source and channel. With fewer slots, a rank that is max_lag
+  /// ahead overwrites a block that was not copied out.
   static constexpr int ring_depth(int max_lag_limit) { return 2 * (max_lag_limit + 1); }
 
   /// Does a block need a message? An empty one does, too: its tag tells the receiver how far the sender is.

@@ -2,8 +2,8 @@
 
 // Rendezvous of payloads that do not fit the slot of their message.
 //
-// Idea: the sender puts only the header, an RTS (request to send) with address and size. Once the receiver
-// knows the output, it takes the first way that works:
+// Idea: the sender puts only the header, an RTS (ready to send) with address and size. Once the receiver knows
+// the output, it takes the first way that works:
 //   get:       It reads the sender's memory into the output and signals done (FIN). One copy.
 //   window:    It opens a window on the output and signals ready (CTS). The sender puts pieces of traits().piece_bytes
 //              there, at most 64 in flight; after every 32 the receiver grants more.
@@ -16,7 +16,7 @@
 // into slot 0, which is free.
 //
 // Invariants: a fragment slot is written again only after it was copied out, since only pieces below begin + 4 are
-//   granted.
+//   granted (begin: the first piece that is missing).
 //   Arrival is a set of piece numbers mod 256; a repeated or late tag changes only a counter.
 //   Transfer numbers count per peer mod 2^16, and is_full() keeps two open transfers from sharing one.
 //   Only one fragmented transfer per source is active. The sender's memory is free after the signal done, or once all
@@ -89,6 +89,7 @@ void RendezvousProtocol::receive(int source, MessageHeader const& rts, std::span
   Incoming const incoming{.id = id, .output = output, .operation = &operation};
   ++num_pending_;
   PeerTraits const& traits = context_.traits(source);
+  // Memory of allocate() stays registered after its first use, so a window on it is cheap even if it is small.
   bool const is_worth_it = output.size() >= traits.min_window_bytes || MemoryPool::shared().find(output) != nullptr;
   if (traits.can_put_to_window && is_worth_it && context_.endpoint().open_window(source, window_of(id), output)) {
     peer_at(source).windows.emplace(id, incoming);

@@ -53,7 +53,7 @@ class RendezvousProtocol {
 
   /// Handles a tag of the kRendezvous channels.
   void arrived(int source, Tag tag);
-  /// Goes on with puts that lacked credit, and ends transfers whose puts are flushed.
+  /// Goes on with puts that the transport refused for lack of credit, and ends transfers whose puts are flushed.
   void progress();
   /// Drops all transfers and closes windows.
   void cancel();

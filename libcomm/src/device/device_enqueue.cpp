@@ -7,10 +7,10 @@
 // memory that streams write and wait for: `arrived`, `consumed` (slots that are free again) and `ready` (outputs that
 // peers may write).
 //
-// Idea: a small operation runs on one stream (two with max_lag above 0), since streams wait longer for each other than
-// such blocks take. A large one sends on one stream and receives on another. Its copies run one after the other: one
-// copy engine nearly fills the links, and every rank starts with another peer, so no two ranks send to one receiver at
-// a time.
+// Idea: a small operation runs on one stream (two if ranks may run max_lag > 0 operations ahead), since streams wait
+// longer for each other than such blocks take. A large one sends on one stream and receives on another. Its copies run
+// one after the other: one copy engine nearly fills the links, and every rank starts with another peer, so no two ranks
+// send to one receiver at a time.
 //
 // Example: all-to-all of four ranks. Rank 1 sends to 2, 3 and 0, in this order, and receives from 0, 3 and 2.
 //
@@ -19,9 +19,9 @@
 //   on both sides. A run waits for slots that earlier runs free, never for a later one, so one stream for all peers
 //   cannot deadlock.
 // - A direct send waits for a word that the receiver writes on a stream of its own.
-// Complexity: one driver call per copy, and one per batch of words before and after it. Measured on four H100, even,
-// 128 and 512 MiB a rank: with a stream per peer instead, exchanges in slots that follow each other took up to 1.6
-// times as long, as copies met at receivers.
+// Complexity: one driver call per copy (from CUDA 13 on per batch of copies), and one per batch of words before and
+// after it. Measured on four H100, even, 128 and 512 MiB a rank: with a stream per peer instead, exchanges in slots
+// that follow each other took up to 1.6 times as long, as copies met at receivers.
 
 #include "device/device_group_impl.hpp"
 
@@ -134,7 +134,8 @@ void DeviceGroupImpl::enqueue_large(CUevent start, std::optional<int> max_lag, D
       is_only_sent ? sender(x.sends.front().peer) : receiver(x.receives.empty() ? rank_ : x.receives.front().peer);
   if (!is_only_sent) after_event(last, start);
   copy_own(last);
-  // Blocks in DeviceSlots, and blocks written directly into outputs, need no copy after they have arrived.
+  // Blocks in DeviceSlots (which stay in their slot), and blocks written directly into outputs, need no copy after they
+  // have arrived.
   auto const is_cut = [&](Block const& block) { return !x.is_in_slots && block.route == Route::kSlots; };
   for (auto& block : x.receives) {
     take_over(state(block.peer).receiver, last);

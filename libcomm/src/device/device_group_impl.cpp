@@ -64,13 +64,13 @@ DeviceGroupImpl::DeviceGroupImpl(Group& group, DeviceOptions const& options)
       exported_memory_(context_, ipc_exchange_, links_.index),
       flight_recorder_(group.options().flight_records, size_) {
   expects(options_.slot_bytes >= kStageBytes, "slot_bytes of a device must be at least " + std::to_string(kStageBytes));
-  // A rank that starts operation t holds all data of t - k - 1, so its peers completed t - 2(k + 1). Twice 2(k + 1)
-  // slots let blocks of two fragments lag. Peers report only every kCreditStep fragments, so that many more slots are
-  // needed.
+  // With k = max_lag_limit: a rank that starts operation t holds all data of t - k - 1, so its peers completed
+  // t - 2(k + 1). Twice 2(k + 1) slots let blocks of two fragments lag. Peers report only every kCreditStep fragments,
+  // so that many more slots are needed.
   auto const ring_slots = 4 * (static_cast<std::uint64_t>(group.options().max_lag_limit) + 1) + peer_copy::kCreditStep;
   int const num_rings = group.options().num_channels;
   for (int i = 0; i < num_rings + 2; ++i) {
-    bool const is_ring = i < num_rings;
+    bool const is_ring = i < num_rings;  // An all-to-all channel. After these: the collectives, the messages.
     auto const slot_bytes = is_ring ? options_.slot_bytes : kCollectiveSlotBytes;
     auto const num_slots = is_ring ? ring_slots : kCollectiveSlots;
     links_.layout.add_channel(slot_bytes, num_slots);

@@ -33,7 +33,7 @@ namespace headway::comm {
 /// and can release every wait when the group has failed.
 ///
 /// A large block is copied at once into an output that the sender has mapped (peer_copy::ExportedMemory), if the
-/// sender's host knows the window in time. It is then not cut, but its fragments are counted all the same.
+/// sender's host learns in time where that is. It is then not cut, but its fragments are counted all the same.
 ///
 /// Lock order: mutex_, the group's lock, watch_mutex_. mutex_ is held while operations are enqueued, which may block in
 /// the driver. Code that must end such a wait takes only the other two.
@@ -86,8 +86,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     std::vector<std::unique_ptr<peer_copy::Stream>> senders{};
     /// Streams that receive: one, or one per peer for messages, which have no common order.
     std::vector<std::unique_ptr<peer_copy::Stream>> receivers{};
-    /// Stream that tells peers what they may overwrite: it waits until a lease is over or an operation may start, then
-    /// writes a word. Streams with copies must not wait for that.
+    /// Stream that tells peers what they may overwrite: it waits until a lease of DeviceSlots is over or an operation
+    /// may start, then writes a word. Streams with copies must not wait for that.
     std::unique_ptr<peer_copy::Stream> credits{};
     std::deque<std::shared_ptr<CUevent_st>> completions{};  ///< Completions of the latest operations, oldest first.
   };
@@ -113,7 +113,7 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
     std::uint64_t match;
     int peer;  ///< Root of a collective, or the other rank of a message; else -1.
     Deadline deadline;
-    bool is_in_slots;  ///< DeviceSlots: blocks stay in the slot that they arrive in.
+    bool is_in_slots;  ///< Exchange of DeviceSlots: received blocks stay in the slot that they arrive in.
     std::vector<Block> sends, receives;
     std::span<std::byte const> own_source;
     std::span<std::byte> own_output;
@@ -135,7 +135,8 @@ class DeviceGroupImpl final : public DeviceGroup, private GroupObserver {
   void export_link(LinkSet& set, int peer);
   /// Waits for the hello of `peer`. @throws UsageError if its layout or host does not fit.
   [[nodiscard]] peer_copy::Hello await_hello(LinkSet const& set, int peer, Deadline deadline);
-  /// Meets all peers of an exchange that were not met yet. These need only have called run_bootstrap().
+  /// Meets all peers of an exchange that were not met yet: makes the links to them usable. These need only have called
+  /// run_bootstrap().
   void meet_peers(Exchange const& exchange);
   /// Makes the link to `peer` usable. A failure aborts the group.
   void meet(LinkSet& set, int peer, Deadline deadline);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// How a device group meets its peers, that is, makes its links usable: hellos over the group, then memory descriptors
-// through mailboxes.
+// How a device group meets its peers, that is, makes its links usable: hellos over the group, then file descriptors
+// of its memory through mailboxes (datagram sockets).
 //
 // Idea: a rank may use its device long before its peers do, so no rank may wait for all others. When a device
 // group is made, it only sends: a hello to every peer, and descriptors of its memory for each peer that may be on this
@@ -16,8 +16,8 @@
 // - Memory is exported before the hello is sent, because the hello invites the peer to ask for it.
 // - The host identity in the hello decides whether a peer is on this host. Addresses only tell for which peers an
 //   export is worth making in advance.
-// - Slots are made by all ranks together, so there a rank does wait for all hellos before it keeps any link. All ranks
-//   then refuse the same peers.
+// - DeviceSlots are made by all ranks together, so there a rank does wait for all hellos before it keeps any link. All
+//   ranks then refuse the same peers.
 // Complexity: O(size) hellos per rank, and two descriptors per peer on the host.
 
 #include "bootstrap/host_identity.hpp"

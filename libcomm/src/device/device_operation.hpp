@@ -29,8 +29,8 @@ struct AwaitedWord {
   int peer;
   int channel;               ///< Exchanges on different channels are numbered apart.
   peer_copy::SyncWord word;  ///< `arrived`, or a word that allows to send.
-  std::uint64_t value;
-  std::size_t num_bytes;  ///< Size of the data that the word announces, for reports.
+  std::uint64_t value;       ///< Count that the word must reach: fragments, or messages for `ready`.
+  std::size_t num_bytes;     ///< Size of the data that the word announces, for reports.
 
   /// Does the word announce received data?
   [[nodiscard]] bool is_of_receive() const { return word == &peer_copy::SyncWords::arrived; }

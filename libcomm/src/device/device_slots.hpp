@@ -16,15 +16,15 @@ namespace headway::comm {
 /// Idea: the output of an exchange stays in the slot where it arrived, so no copy inside the device is needed. In
 /// return the caller says when it has finished with the slot, and only then may peers write into it again.
 ///
-/// Example: num_slots = 2 and max_lag = 1. take() leases slot 0 (operation 0) and slot 1 (operation 1). A third
-/// take() throws until the lease of operation 0 is over. release(0) makes the credit stream wait for the streams that
-/// read slot 0, then write consumed = 1 to every peer. A peer that starts operation 2 waits for that word, since
-/// operation 2 uses slot 0 again.
+/// Example: num_slots = 2 and max_lag = 1. take() leases slot 0 (operation 0) and slot 1 (operation 1). A third take()
+/// throws until the lease of operation 0 is over. release(0) makes the credit stream (Channel::credits) wait for the
+/// streams that read slot 0, then write consumed = 1 to every peer. A peer that starts operation 2 waits for that word,
+/// since operation 2 uses slot 0 again.
 ///
 /// Invariants:
 /// - Slots are freed towards peers in order: `consumed` counts operations, so a slot that is released early waits for
 ///   those before it.
-/// - The host never waits. All waits are between streams.
+/// - take() and release() never wait on the host. All waits for slots are between streams.
 /// - Only the slot that was taken last may be given back without an exchange, and its number is used again.
 class DeviceSlotsImpl final : public DeviceSlots {
  public:

@@ -3,7 +3,7 @@
 // A group's work on the progress thread.
 //
 // Every call into the group ends with update(): it tells the progress thread whether this group needs nothing, a step
-// at intervals (looks), or a step at each arrival (events). For events the endpoint is armed: a put of a peer then
+// at intervals (polls), or a step at each arrival (events). For events the endpoint is armed: a put of a peer then
 // rings the doorbell, which makes activity_fd() readable, and the thread watches that. Its step, background_step(),
 // lets the endpoint handle its sockets, polls, and checks deadlines.
 
@@ -57,7 +57,7 @@ BackgroundNeed BackgroundProgress::current_need() const {
   auto const& channels = core_.channels();
   bool const needs_events = core_.needs_events() || (receives_by_polling_ && channels.is_pending());
   // An overdue RTS, or credit that came back, announces itself by no event.
-  if (channels.needs_looks()) return needs_events ? BackgroundNeed::kEventsAndLooks : BackgroundNeed::kLooks;
+  if (channels.needs_polling()) return needs_events ? BackgroundNeed::kEventsAndPolls : BackgroundNeed::kPolls;
   return needs_events ? BackgroundNeed::kEvents : BackgroundNeed::kNone;
 }
 
@@ -76,7 +76,7 @@ void BackgroundProgress::update() {
   need_.store(need, std::memory_order_relaxed);
   if (need < before) return;
   bool const has_events = need == BackgroundNeed::kEvents && is_armed_;
-  thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kLookInterval);
+  thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kPollInterval);
 }
 
 void BackgroundProgress::watch() {
@@ -100,7 +100,7 @@ void BackgroundProgress::background_step() noexcept {
       core_.remind_observer();
     }
     // Another thread is in the library and does the same work. The step can be skipped; the next one comes soon.
-    if (background_need() == BackgroundNeed::kLooks && !std::unique_lock(core_.mutex(), std::try_to_lock).owns_lock()) {
+    if (background_need() == BackgroundNeed::kPolls && !std::unique_lock(core_.mutex(), std::try_to_lock).owns_lock()) {
       return;
     }
     GroupCore::ProgressLock const lock(core_);

@@ -43,8 +43,8 @@ class BackgroundProgress final : private BackgroundWork {
 
   GroupCore& core_;
   int control_fd_, activity_fd_;
-  bool receives_by_polling_;
-  bool wants_keep_alive_;
+  bool receives_by_polling_;  ///< Puts of peers reach this rank only while it polls (tcp).
+  bool wants_keep_alive_;     ///< Lost peers show only when something is sent, so a step each second sends something.
   /// Last need told to the progress thread.
   std::atomic<BackgroundNeed> need_ = BackgroundNeed::kNone;
   bool serves_callbacks_ = false;  ///< A callback was registered since the endpoint was armed.

@@ -10,17 +10,19 @@
 
 namespace headway::comm {
 
-/// A collective that is being started: point-to-point messages under one collective number. collective.cpp explains
-/// why no rank forwards. Used under the group's lock.
+/// A collective that is being started: point-to-point messages under one collective number, which counts the
+/// collectives that this rank started before. collective.cpp explains why no rank forwards. Used under the group's
+/// lock.
 class Collective {
  public:
-  /// Starts this rank's next collective. `root` is -1 for a collective without one. `flight`: its sizes and type.
+  /// Starts this rank's next collective. `root` is -1 for a collective without one. `flight`: its sizes, for the
+  /// flight recorder, and the data type of its messages.
   Collective(GroupChannels& channels, Verb verb, int root, std::chrono::milliseconds timeout,
              FlightEntry const& flight);
 
   void send(int peer, std::span<std::byte const> block) const;
   void receive(int peer, std::span<std::byte> block) const;
-  /// One message to each other rank: the same block, or the rank's own of `blocks` (size).
+  /// One message to each other rank: the same block, or blocks[peer].
   void send_to_all(std::span<std::byte const> block) const;
   void send_to_each(std::span<std::span<std::byte const> const> blocks) const;
   /// One message from each other rank, into `blocks` (size) or without bytes.
@@ -37,7 +39,7 @@ class Collective {
 
   GroupChannels& channels_;
   std::shared_ptr<OperationState> operation_;
-  Match match_;
+  Match match_;  ///< Collective number and root; receivers find the messages by it.
   DataType type_;
 };
 

@@ -3,9 +3,10 @@
 // Connecting a group: check the options, connect the ranks, choose a transport per peer, and make the group.
 //
 // Example: 2 hosts with 2 ranks each, transport "auto", RDMA devices that reach each other. Each rank has a control
-// socket to the other three. Rank 0 reaches rank 1 by shared memory and ranks 2 and 3 by RDMA. The first transport,
-// shm, provides the receive buffer, and the RDMA transport registers the same memory, so a message is found at one
-// place whichever way it came. A CompositeEndpoint forwards each call to the transport of its peer.
+// socket to each of the other three, for set-up, out-of-band (OOB) messages and as a sign of life. Rank 0 reaches rank
+// 1 by shared memory and ranks 2 and 3 by RDMA. The first transport, shm, provides the receive buffer, and the RDMA
+// transport registers the same memory, so a message is found at one place whichever way it came. A CompositeEndpoint
+// forwards each call to the transport of its peer.
 //
 // Invariant: the group is made only when all ranks have made all transports (await_transports_of_peers()): else a
 // fast rank could put into memory that a slow one has not registered.
@@ -53,8 +54,9 @@ constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
 
 /// Refuses options whose receive memory exceeds the limit. The lag of a rank is the number of exchanges that it has
-/// started and a peer has not. A channel has 2 (max_lag_limit + 1) slots per source, so that a rank that is ahead
-/// overwrites nothing (docs/bounded_lag.md). The limits of the factors keep their product below 2^64.
+/// started and a peer has not. A channel has 2 (max_lag_limit + 1) slots per source, each for the block of
+/// one exchange, so that a rank that is ahead overwrites nothing (docs/bounded_lag.md). The limits of the factors keep
+/// their product below 2^64.
 void check_receive_memory(int size, GroupOptions const& options) {
   expects(options.slot_bytes <= kMaxReceiveBytes, "slot_bytes must be at most " + std::to_string(kMaxReceiveBytes) +
                                                       ", not " + std::to_string(options.slot_bytes));
@@ -192,7 +194,7 @@ std::unique_ptr<Endpoint> make_transport(Route route, int rank, int size, std::v
 #if HEADWAY_HAS_VERBS
   if (route == Route::kVerbs) {
     verbs::Settings settings{.address = *rdma,
-                             .num_rails = options.rdma_rails,
+                             .num_rails = options.rdma_rails,  // Queue pairs to each peer.
                              .cache_bytes = options.rdma_cache_bytes,
                              .patience = patience};
     if (receive_buffer.empty()) {

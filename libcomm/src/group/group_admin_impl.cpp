@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Settings, leaving and shrinking of a group.
+// Settings (timeout and max_lag), leaving and shrinking of a group. max_lag bounds how many exchanges a rank may run
+// ahead of the slowest peer.
 //
 // deliver() waits until peers have taken what this rank sent. Two ranks that leave could wait for each other for
 // ever: each has sent a message that is too large for a slot, and the other will not call receive() any more. So a
@@ -64,7 +65,7 @@ int GroupAdminImpl::max_lag(int channel) {
 
 void GroupAdminImpl::abort(std::string const& reason) {
   ProgressLock const lock(core_);
-  core_.fail({StatusCode::kAborted, "rank " + std::to_string(core_.rank()) + " aborted: " + reason}, true);
+  core_.fail({StatusCode::kAborted, "rank " + std::to_string(core_.rank()) + " aborted: " + reason}, /*says_so=*/true);
 }
 
 Status GroupAdminImpl::deliver(std::chrono::milliseconds timeout) {
@@ -115,7 +116,7 @@ int GroupAdminImpl::find_refusal(OperationState const& operation, Clock::time_po
 void GroupAdminImpl::leave(std::string const& reason) {
   ProgressLock const lock(core_);
   core_.send_leave();
-  core_.fail({StatusCode::kAborted, reason}, false);
+  core_.fail({StatusCode::kAborted, reason}, /*says_so=*/false);  // The leave message told the peers.
 }
 
 ShrunkGroup GroupAdminImpl::shrink(std::span<int const> ranks_to_exclude, std::chrono::milliseconds timeout) {
@@ -132,7 +133,7 @@ ShrunkGroup GroupAdminImpl::shrink(std::span<int const> ranks_to_exclude, std::c
     {
       ProgressLock const lock(core_);
       core_.fail({StatusCode::kAborted, "rank " + std::to_string(core_.rank()) + " leaves the group behind (shrink)"},
-                 true, base::LogLevel::kInfo);
+                 /*says_so=*/true, base::LogLevel::kInfo);
       core_.survivors().begin(core_.progress_at_failure(), ranks_to_exclude);
     }
     return Shrink(core_, std::min(timeout, kLongestTimeout)).run();

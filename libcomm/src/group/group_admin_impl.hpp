@@ -17,7 +17,7 @@ namespace headway::comm {
 class GroupCore;
 class OperationState;
 
-/// Administers a GroupCore.
+/// Limits, failure, leaving and shrinking of a group, applied to its GroupCore.
 class GroupAdminImpl final : public GroupAdmin {
  public:
   /// `core` may be constructed later. `size`: number of ranks.

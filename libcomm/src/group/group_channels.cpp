@@ -12,8 +12,8 @@
 // - p2p_operations_[operation.pending_index] is that operation, for all that are pending.
 // - An operation whose messages are still being added has no index yet. Its parts may end meanwhile; finish_start()
 //   sees that.
-// - Order in progress(): first the signals that waited for credit, since peers wait for them, then large transfers,
-//   then new messages, which may use what the first two freed.
+// - Order in progress(): first the signals (tags without bytes) that waited for credit, since peers wait for them,
+//   then large transfers, then new messages, which may use what the first two freed.
 //
 // Complexity: O(1) per message. Descriptions and counts look at all pending operations and all ranks, and are made
 // only when something fails or somebody asks.
@@ -117,8 +117,8 @@ bool GroupChannels::is_pending() const {
          std::ranges::any_of(all_to_alls_, [](auto const& channel) { return !channel->idle(); });
 }
 
-bool GroupChannels::needs_looks() const {
-  return std::ranges::any_of(all_to_alls_, [](auto const& channel) { return channel->needs_looks(); }) ||
+bool GroupChannels::needs_polling() const {
+  return std::ranges::any_of(all_to_alls_, [](auto const& channel) { return channel->needs_polling(); }) ||
          context_.has_signals() || !p2p_operations_.empty() || !rendezvous_.idle();
 }
 
@@ -181,6 +181,7 @@ Progress GroupChannels::completed_counts() const {
   Progress progress{.all_to_alls = {}, .collectives = p2p_.num_collectives()};
   for (auto const& channel : all_to_alls_) progress.all_to_alls.push_back(channel->num_completed());
   for (auto const& operation : p2p_operations_) {
+    // kSend is the verb of a single message, sent or received: it is no collective.
     if (operation->verb() != Verb::kSend) progress.collectives = std::min(progress.collectives, operation->seq());
   }
   return progress;

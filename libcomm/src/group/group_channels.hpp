@@ -51,7 +51,7 @@ class GroupChannels {
     if (tag.channel < all_to_alls_.size()) return all_to_alls_[tag.channel]->arrived(source, tag);
     message_arrived(source, tag);
   }
-  /// Moves signals, transfers and point-to-point messages on.
+  /// Moves signals (tags without bytes), large transfers (rendezvous) and point-to-point messages on.
   void progress();
   /// Posts and completes what the all-to-all channels can, and appends completed operations to `done`.
   void complete_all_to_alls(Operations& done) {
@@ -59,7 +59,8 @@ class GroupChannels {
       if (!channel->idle()) channel->progress(done);
     }
   }
-  /// Revokes overdue RTS of all channels (AllToAllChannel::revoke_rts()). @returns when to call again.
+  /// Revokes overdue RTS (ready to send: the peer may read the block) of all channels, and sends those blocks instead.
+  /// @returns when to call again.
   Deadline revoke_rts(Clock::time_point now);
   /// Ends all pending operations with `status` and appends them to `done`.
   void cancel(Status const& status, Operations& done);
@@ -68,7 +69,7 @@ class GroupChannels {
 
   [[nodiscard]] bool is_pending() const;
   /// Must this rank act without a further arrival?
-  [[nodiscard]] bool needs_looks() const;
+  [[nodiscard]] bool needs_polling() const;
   /// Do peers put payloads into outputs of this rank now?
   [[nodiscard]] bool has_windows() const { return rendezvous_.has_windows(); }
   /// Does any operation need `peer`?

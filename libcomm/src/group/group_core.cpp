@@ -42,7 +42,7 @@ constexpr std::string_view kLeave = "\x01leave";  ///< OOB message: this rank le
 /// not received each other's last message would wait for each other.
 constexpr std::string_view kRefusal = "\x01takes no more";
 constexpr char kLossPrefix = '\x02';      ///< First byte of an OOB message that passes on the loss of a rank.
-constexpr char kObserverPrefix = '\x06';  ///< First byte of an OOB message between observers.
+constexpr char kObserverPrefix = '\x06';  ///< First byte of an OOB message between device groups.
 
 /// Longest sleep of a waiter before it checks deadlines again.
 constexpr std::chrono::milliseconds kSleepSlice{100};
@@ -214,7 +214,8 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
         break;
     }
   }
-  if (backoff.took_time() || operation.timed_out_waits > Clock::duration::zero()) record_wait(operation, backoff.slow_since());
+  if (backoff.took_time() || operation.timed_out_waits > Clock::duration::zero())
+    record_wait(operation, backoff.slow_since());
   return operation.status();
 }
 

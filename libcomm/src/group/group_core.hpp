@@ -35,6 +35,7 @@ namespace headway::comm {
 class GroupCore final : private ArrivalSink {
  public:
   /// `progress_thread` may be null: then only calls make progress, as tests that replay a schedule need.
+  /// `rules`: decisions of the protocol, which a build of the tests breaks one at a time.
   GroupCore(std::unique_ptr<Endpoint> endpoint, GroupOptions options, ReceiveLayout layout,
             std::shared_ptr<ProgressThread> progress_thread, ProtocolRules const& rules);
   ~GroupCore() override;
@@ -84,17 +85,17 @@ class GroupCore final : private ArrivalSink {
   bool progress();
   /// Posts and completes what the all-to-all channels can, and releases the completed operations.
   void complete_all_to_alls();
-  /// Revokes overdue RTS of all channels. @returns when to call again.
+  /// Revokes overdue RTS (GroupChannels::revoke_rts()). @returns when to call again.
   Deadline revoke_rts(Clock::time_point now);
 
   // Waiting.
 
   Status wait(ProgressLock& lock, OperationState& operation, std::optional<std::chrono::milliseconds> timeout);
-  /// wait() that does not count as a wait of the calling thread for the lag advisor.
+  /// wait() that the lag advisor, which recommends max_lag, does not count as a wait of the calling thread.
   Status wait_unobserved(ProgressLock& lock, OperationState& operation,
                          std::optional<std::chrono::milliseconds> timeout);
-  /// Runs `callback` on the callback thread once `operation` is done. @returns false, and drops nothing, if it is done
-  /// within `poll_time`: then the caller runs it.
+  /// Runs `callback` on the callback thread once `operation` is done. @returns false, with `callback` unchanged, if it
+  /// is done within `poll_time`: then the caller runs it.
   [[nodiscard]] bool call_when_done(ProgressLock& lock, OperationState& operation, std::function<void()>& callback,
                                     std::chrono::microseconds poll_time);
   [[nodiscard]] bool has_callbacks() const { return num_callbacks_ > 0; }
@@ -130,7 +131,7 @@ class GroupCore final : private ArrivalSink {
   /// Number of operations completed when the group failed.
   [[nodiscard]] Progress const& progress_at_failure() const { return progress_at_failure_; }
 
-  // Observer: a device group.
+  // Observer: a device group, whose operations use CUDA instead of the endpoint but share the limits and failures.
 
   void attach(GroupObserver& observer);
   /// Takes the lock.

@@ -61,7 +61,7 @@ OperationPtr GroupImpl::finish_start(std::shared_ptr<OperationState> operation) 
 OperationPtr GroupImpl::send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) {
   core_.expect_peer(peer, "send");
   expects(peer != rank(), "send: a rank cannot send to itself");
-  expects(match >> 63 == 0, "send: match must be below 2^63");
+  expects(match >> 63 == 0, "send: match must be below 2^63");  // Bit 63 marks the messages of collectives.
   ProgressLock const lock(core_);
   core_.throw_if_failed();
   auto& channels = core_.channels();
@@ -90,6 +90,7 @@ OperationPtr GroupImpl::start_receive(std::span<std::byte> block, int peer, std:
   FlightTitle const title{.verb = peer < 0 ? "receive_any" : "receive",
                           .seq = core_.context().flight_recorder().next_receive(peer),
                           .peer = peer};
+  // Verb::kSend stands for a single message, sent or received.
   auto operation = channels.make_operation(Verb::kSend, channels.next_message_seq(), core_.timeout(),
                                            {title, {.output_bytes = block.size(), .data_type = type}});
   channels.p2p().receive({.operation = operation, .peer = peer, .match = {match}, .data_type = type}, block);

@@ -18,7 +18,7 @@ struct ConnectionInfo {
   std::string generation = {};              ///< Random text of this connection attempt; no other group has it.
 };
 
-/// Observes a GroupCore.
+/// Health, statistics, traces, flight records and lag advice of a GroupCore, and the addresses of its ranks.
 class GroupMonitorImpl final : public GroupMonitor {
  public:
   /// `core` may be constructed later.

@@ -40,10 +40,12 @@ class PeerReports {
   [[nodiscard]] bool has_gone(int peer) const { return has_gone_[static_cast<std::size_t>(peer)]; }
   /// Takes peers that left long ago for gone. A forked child may keep their sockets open, so that no loss shows.
   void expire(Clock::time_point now);
-  /// Does `peer` refuse messages for so long that it did not take, before, what this rank sent?
+  /// Did `peer` refuse messages at least kLeaveTime ago? Then it will never take a message that it has not taken by
+  /// now: its reports of earlier ones have arrived.
   [[nodiscard]] bool refuses(int peer, Clock::time_point now) const;
 
-  /// After this time, all that a rank put before its leave message has arrived, and the cause of a symptom is known.
+  /// After this time, all that a rank put before its leave message has arrived. A symptom, an error that another
+  /// rank's failure may explain, has no such cause if none was reported by then.
   static constexpr std::chrono::seconds kLeaveTime{1};
 
  private:

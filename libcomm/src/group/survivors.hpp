@@ -19,7 +19,8 @@ struct Progress {
   std::uint64_t collectives = 0;
 };
 
-/// Consensus of the remaining ranks of a failed group on who they are. survivors.cpp explains the protocol.
+/// Consensus of the remaining ranks of a failed group on who they are. Each sends claims: who the members are in its
+/// view, in which attempt to connect them, and its progress. survivors.cpp explains the protocol.
 ///
 /// Does no input or output: it consumes OOB messages as an ArrivalSink, and returns the OOB messages that the caller
 /// must send. Used under the group's lock.

@@ -2,9 +2,10 @@
 
 // Waiting for operations: a leader, followers, and the progress thread.
 //
-// Idea: a waiting thread polls the endpoint under the group's lock. After 200 us without success (2 ms while outputs
-// are windows) it sleeps. One sleeper, the leader, sleeps in the endpoint, takes its wake-ups and polls for all. The
-// other sleepers, the followers, sleep on a condition variable. So no thread takes a wake-up that another one needs.
+// Idea: a waiting thread polls the endpoint under the group's lock. After 200 us without success (2 ms while peers
+// write into outputs of this rank) it sleeps. One sleeper, the leader, sleeps in the endpoint, takes its wake-ups and
+// polls for all. The other sleepers, the followers, sleep on a condition variable. So no thread takes a wake-up that
+// another one needs.
 //   Leader: arm(), poll once more, publish its operation (leader_sleeps_for_), unlock, sleep(), lock, disarm().
 //   Any poll that completes operations notifies the followers, and wakes the leader if its operation is done.
 //   A leader that returns gives up the lead and notifies the followers; the first that sleeps again becomes the leader.

@@ -21,17 +21,18 @@ std::uint64_t total_bytes(Blocks const& blocks) {
 /// Sizes and times of one operation, recorded while it runs.
 struct FlightEntry {
   std::uint64_t input_bytes = 0, output_bytes = 0;
-  std::uint64_t started = 0, posted = 0, completed = 0;  ///< Ticks of FlightClock; 0: not yet.
+  /// Ticks of FlightClock; 0: not yet. Posted: the transport accepted all messages of this rank.
+  std::uint64_t started = 0, posted = 0, completed = 0;
   DataType data_type = 0;
 };
 
 /// Identity of an operation.
 struct FlightTitle {
   char const* verb = "";  ///< Name of the call, with static lifetime.
-  std::uint64_t seq = 0;
-  int channel = -1;  ///< -1 unless it is an all-to-all.
-  int peer = -1;     ///< Other rank of a message, or root of a collective; -1: none, or any rank.
-  int device = -1;   ///< Ordinal of the CUDA device; -1: memory of the host.
+  std::uint64_t seq = 0;  ///< From 0. Each channel, peer and direction counts its own; other collectives share one.
+  int channel = -1;       ///< -1 unless it is an all-to-all.
+  int peer = -1;          ///< Other rank of a message, or root of a collective; -1: none, or any rank.
+  int device = -1;        ///< Ordinal of the CUDA device; -1: memory of the host.
 };
 
 /// Joins title and entry into the public record.
@@ -46,10 +47,10 @@ class FlightRing {
   explicit FlightRing(std::size_t capacity) : entries_(capacity), mask_(capacity - 1) {}
 
   [[nodiscard]] bool is_on() const { return !entries_.empty(); }
-  /// Entry `number`; it must be one of the newest `capacity`.
+  /// Entry `seq`; it must be one of the newest `capacity`.
   [[nodiscard]] Entry& operator[](std::uint64_t seq) { return entries_[seq & mask_]; }
   [[nodiscard]] Entry const& operator[](std::uint64_t seq) const { return entries_[seq & mask_]; }
-  /// Oldest number still kept if `end` is the next one to come.
+  /// Oldest `seq` still kept if `end` is the next one to come.
   [[nodiscard]] std::uint64_t first(std::uint64_t end) const {
     return end > entries_.size() ? end - entries_.size() : 0;
   }
@@ -141,7 +142,8 @@ class FlightRecorder {
   std::vector<std::uint64_t> num_receives_;
 };
 
-/// Ranks that a record waits for: those whose data is `lacking`; if there are none, those with data `untaken`.
+/// Ranks that a record waits for. `lacking(rank)`: data from that rank is missing. If that holds for none, the ranks
+/// with `untaken(rank)`: they have not taken what this rank sends.
 template <typename Lacking, typename Untaken>
 std::vector<int> select_ranks(int size, Lacking&& lacking, Untaken&& untaken) {
   std::vector<int> lacked, slow;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Recommends max_lag by replaying what all ranks did.
+// Recommends max_lag, the bound on how many exchanges a rank may run ahead of its peers, by replaying what all ranks
+// did.
 //
 // Idea: each all-to-all message carries the busy times of its sender, so every rank knows the times of all ranks. Every
 // rank replays the latest 128 exchanges with each max_lag k, as a loop that keeps up to k exchanges pending. Rank r

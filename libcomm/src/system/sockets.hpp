@@ -44,7 +44,7 @@ void tune_connection(int socket);
 /// Process id at the other end of a local socket in this process's namespace; -1 if unknown.
 [[nodiscard]] int peer_process(int socket);
 
-/// Makes calls on `socket` wait. @throws SystemError.
+/// Clears O_NONBLOCK of `socket`. @throws SystemError.
 void set_blocking(int socket);
 
 /// Did the last call on a non-blocking socket fail because it would have to wait (errno)?

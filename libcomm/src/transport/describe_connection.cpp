@@ -21,6 +21,8 @@ std::string describe_ranks(std::vector<int> const& ranks) {
 
 }  // namespace
 
+// Example, for rank 0: "group 'main' of 4 ranks: shm with get to 1; verbs to 2-3". "with get" means that this rank can
+// read the user memory of those peers.
 std::string describe_connection(Endpoint const& endpoint, std::string_view name) {
   std::map<std::string, std::vector<int>> peers_of_transport;
   for (int peer = 0; peer < endpoint.size(); ++peer) {

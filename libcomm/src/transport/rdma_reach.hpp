@@ -15,7 +15,7 @@ struct RdmaReach {
   enum class Kind : std::uint32_t { kNone, kInfiniBand, kRoceIpv4, kRoceIpv6, kRoceLinkLocal };
 
   Kind kind = Kind::kNone;
-  std::uint32_t unused = 0;
+  std::uint32_t unused = 0;         ///< Explicit padding: the struct is sent as bytes.
   std::uint64_t subnet_prefix = 0;  ///< InfiniBand only: both ranks must be in one subnet.
 
   /// True if two ranks with these addresses can reach each other, judged by addresses alone.

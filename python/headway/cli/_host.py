@@ -32,6 +32,7 @@ class CpuLimits:
 
     @property
     def usable(self) -> float:
+        """Cores worth of CPU time: the affinity mask, or the quota if that is less."""
         return min(self.allowed, self.quota or math.inf)
 
 
@@ -141,7 +142,7 @@ def selected_word(path: Path) -> str | None:
 
 
 def rdma_ports() -> dict[str, str]:
-    """State of each port of an RDMA device, by ``device:port``: "4: ACTIVE"."""
+    """Maps each RDMA port (``device:port``) to its state as the kernel writes it, such as "4: ACTIVE"."""
     ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
     return {f"{port.parents[1].name}:{port.name}": read_text(port / "state") or "unknown" for port in ports}
 

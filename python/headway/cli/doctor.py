@@ -104,6 +104,7 @@ def choose(shared_memory: Finding, direct_reads: Finding, *, rdma_works: bool) -
         same_host = Choice(
             purpose="peers on this host", uses="shm", because="memory files work: data lands without a system call"
         )
+    # A slot is the part of a receive buffer that takes one message.
     if shared_memory.level is Level.OK and direct_reads.level is Level.OK:
         large = Choice(
             purpose="messages above a slot",
@@ -149,7 +150,7 @@ def find_memory() -> Finding:
     if limit is not None:
         value += f", the cgroup's limit is {limit / 2**30:.1f} GiB"
     least = min(amount for amount in (free, limit, 1 << 62) if amount is not None)
-    if least < 4 << 30:
+    if least < 4 << 30:  # The demo is `headway demo`: DLRM inference.
         return Finding(name="memory", level=Level.NOTE, value=value, fix="the demo on 4 processes wants about 4 GiB")
     return Finding(name="memory", value=value)
 
@@ -227,7 +228,7 @@ def find_loopback(family: socket.AddressFamily, address: str) -> Finding:
 
 
 def find_rdma(working_ports: list[str]) -> Finding:
-    """Checks the RDMA devices.
+    """Reports the RDMA ports: whether one is up, libibverbs is installed, and enough memory may be locked.
 
     Args:
         working_ports: active ports (``device:port``), empty without libibverbs.
@@ -274,12 +275,15 @@ def find_gpu_memory_over_rdma() -> Finding:
 
 
 def files_of_ranks(num_ranks: int) -> int:
-    """Upper bound of the open files that a rank needs, with all ranks on one host: as base's open_files_of_ranks()."""
+    """Upper bound of the open files that a rank needs, with all ranks on one host: as open_files_of_ranks() of C++."""
     return 64 + 4 * num_ranks
 
 
 def expected_ranks(environ: Mapping[str, str], num_cores: int) -> int:
-    """Number of ranks to expect on this host: as the launcher says, else one per core and at least LEAST_RANKS."""
+    """Number of ranks whose open files must suffice: all ranks of the job, on all hosts, if WORLD_SIZE is set.
+
+    Otherwise it is LOCAL_WORLD_SIZE, else one rank per core and at least LEAST_RANKS.
+    """
     told = environ.get("WORLD_SIZE") or environ.get("LOCAL_WORLD_SIZE") or ""
     return int(told) if told.isdecimal() else max(LEAST_RANKS, num_cores)
 
@@ -391,7 +395,7 @@ _MARKS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
 
 
 def format_report(diagnosis: Diagnosis) -> str:
-    """The diagnosis as readable text."""
+    """Formats the findings with their fixes, the choices with their reasons, and the number of problems."""
     lines = ["this host"]
     width = max(len(finding.name) for finding in diagnosis.findings)
     for finding in diagnosis.findings:

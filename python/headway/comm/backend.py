@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers the backend with ``torch.distributed``."""
+"""Registers the backend "headway" with ``torch.distributed`` and creates its instances, one per rank and group."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def create_backend(group: Any, options: Options | None) -> HeadwayBackend:
 
 
 def make_delegate(store: Store, rank: int, size: int, timeout: timedelta, device: str, address: str) -> Any:
-    """Creates the backend that computes reductions: Gloo for CPU tensors, NCCL for CUDA tensors.
+    """Creates a delegate: the backend that computes reductions, Gloo for CPU tensors and NCCL for CUDA tensors.
 
     Args:
         store, rank, size, timeout: as given to the group.

@@ -49,7 +49,9 @@ class FlightRecord(TypedDict):
     data_type: str  #: name of the dtype in ``torch``, such as "float32"
     input_bytes: int  #: bytes that this rank contributes, including its block to itself
     output_bytes: int
-    state: str  #: "queued", "posted", "completed", or "failed" (was pending when the group failed)
+    #: "queued" (started; not all messages of this rank are with the transport), "posted" (they are), "completed", or
+    #: "failed" (was pending when the group failed).
+    state: str
     started_ns: int
     posted_ns: int | None
     completed_ns: int | None
@@ -237,6 +239,7 @@ def _first_comparable(by_rank: dict[int, list[FlightRecord]], forgetful: set[int
 
 
 def _entry(sequence: _Sequence, record: FlightRecord) -> dict[str, Any]:
+    """One operation as an entry of PyTorch's flight recorder, whose sequence numbers begin at 1."""
     name = _TORCH_NAMES.get(record["operation"], record["operation"])
     is_message = name in ("send", "receive")
     if is_message:

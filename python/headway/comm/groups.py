@@ -40,13 +40,13 @@ def backend_of(group: dist.ProcessGroup | None = None) -> HeadwayBackend:
 def set_max_lag(max_lag: int, *, group: dist.ProcessGroup | None = None, channel: int | None = None) -> None:
     """Changes ``max_lag``, the number of all-to-alls by which this rank may run ahead of its peers, from now on.
 
-    Ranks may use different values. ``Options.max_lag`` keeps the initial value;
-    ``backend_of(group).max_lag(channel)`` returns the current one.
+    All-to-alls on one channel are numbered together, and each channel has its own ``max_lag``. Ranks may use different
+    values. ``Options.max_lag`` keeps the initial value; ``backend_of(group).max_lag(channel)`` returns the current one.
 
     Args:
         max_lag: 0 to the group's ``Options.max_lag_limit``.
         group: a headway group; None: the default group.
-        channel: 0 to ``Options.num_channels`` - 1; None: all channels.
+        channel: index of the channel, 0 to ``Options.num_channels`` - 1; None: all channels.
     Raises:
         ValueError: ``max_lag`` is above the group's limit, there is no such channel, or it is not a headway group.
     """

@@ -23,9 +23,9 @@ def empty(
 ) -> torch.Tensor:
     """``torch.empty`` in memory that RDMA devices and peers can access directly.
 
-    **On a CPU**: memory that stays registered with the RDMA device. Over RDMA, blocks above 64 KiB are read in place,
-    and blocks above ``Options(slot_bytes=)``, the size of a receive slot, are also written straight into the output.
-    Both need registered memory.
+    **On a CPU**: memory that stays registered with the RDMA device. Over RDMA, blocks (the data from one rank to
+    another in an exchange) above 64 KiB are read in place. Blocks above ``Options(slot_bytes=)``, the size of a slot
+    (receive buffer of one block), are also written straight into the output. Both need registered memory.
 
     * Memory of this function stays registered, even after it is freed and reused, up to ``Options(rdma_cache_bytes=)``.
       Any other memory is registered anew for each exchange.

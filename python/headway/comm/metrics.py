@@ -9,7 +9,8 @@ Usage, in a process that serves metrics::
     prometheus_client.start_http_server(9400)
 
 It adds no messages and no counters: a scrape reads the counters of ``headway.stats()``. The lag of an exchange is the
-number of later exchanges of its channel that this rank had posted when it completed.
+number of later exchanges of its channel that this rank had posted when it completed. A slot is the receive buffer of
+one block, the data from one rank to another in an exchange.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ try:
 except ImportError as error:
     raise ImportError("headway.metrics needs the package prometheus_client: pip install 'headway[metrics]'") from error
 
+#: Key of ``PeerStatistics`` -> (name of the metric, its help text).
 _PEER_COUNTERS = {
     "wait_s": ("headway_wait_seconds", "Time that waits lasted because this peer was the last to arrive."),
     "waits": ("headway_waits", "Waits that ended with the arrival of this peer."),
@@ -39,6 +41,7 @@ _PEER_COUNTERS = {
     "messages_received": ("headway_received_messages", "Messages received from this peer."),
     "repeated_fragments": ("headway_repeated_fragments", "Notifications dropped because they had come before."),
 }
+#: Key of ``GroupStatistics`` -> (name of the metric, its help text).
 _GROUP_COUNTERS = {
     "operations": ("headway_exchanges", "Exchanges completed."),
     "lag_lost": ("headway_lag_lost_exchanges", "Blocks larger than a slot, which cannot lag."),

@@ -65,7 +65,7 @@ def _set_secret(options: Options, environ: Mapping[str, str]) -> None:
     try:
         options._set_secret(read_secret(environ))
     except ValueError as error:
-        if str(error).startswith("secret "):
+        if str(error).startswith("secret "):  # The library rejected the value; the message lacks the variable.
             name = "HEADWAY_GROUP_SECRET" if environ.get("HEADWAY_GROUP_SECRET") else "HEADWAY_GROUP_SECRET_FILE"
             raise ValueError(f"{name}: {error}") from None
         raise

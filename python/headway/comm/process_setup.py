@@ -28,7 +28,7 @@ def prepare_process() -> None:
     queues (``request_queues``), and installs ``torchrec_shim`` once TorchRec is imported.
 
     Raises:
-        ValueError: an unknown variable ``HEADWAY_*`` is set, or ``HEADWAY_LOG`` names no level.
+        ValueError: a variable misspells a known ``HEADWAY_`` name, or ``HEADWAY_LOG`` names no level.
     """
     check_environment()
     _logging.install_once()

@@ -37,10 +37,9 @@ class ShrunkGroup:
     """A group of the surviving ranks, and the operation at which to resume.
 
     Every member has completed the first ``all_to_alls[c]`` all-to-alls of channel ``c`` of the old group (exchanges on
-    different channels are numbered apart), and the first
-    ``collectives`` of its other collectives. Reductions, which Gloo or NCCL execute, do not count. A member may have
-    completed a few more, up to its ``max_lag``, the number of all-to-alls by which it may run ahead. The caller must
-    restore its state from before these, and redo them.
+    different channels are numbered apart), and the first ``collectives`` of its other collectives. Reductions, which
+    Gloo or NCCL execute, do not count. A member may have completed a few more, up to its ``max_lag``, the number of
+    all-to-alls by which it may run ahead. The caller must restore its state from before these, and redo them.
     """
 
     group: dist.ProcessGroup

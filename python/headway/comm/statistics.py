@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of a group: how long this rank waited for which peer, and traffic. They cost no extra messages.
 
-A slot is the receive buffer of one block. The lag of an exchange is the number of later exchanges of its channel that
-this rank had posted when it completed.
+A block is the data from one rank to another in an exchange, and a slot is its receive buffer. The lag of an exchange is
+the number of later exchanges of its channel that this rank had posted when it completed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class PeerStatistics(TypedDict):
     bytes_received: int
     messages_sent: int
     messages_received: int
-    repeated_fragments: int  #: notifications dropped because the fragment had arrived before
+    #: notifications of a message or part of one (fragment), dropped because it had arrived before
+    repeated_fragments: int
 
 
 class CudaStatistics(TypedDict):
@@ -54,7 +55,7 @@ class GroupStatistics(TypedDict):
     lag_lost: int  #: blocks larger than a slot, which cannot lag, in exchanges whose ``max_lag`` was above 0
     #: large blocks that the receiver did not get in time, so that the sender sent them through the slot
     rendezvous_fallbacks: int
-    queued: int  #: operations that could not be posted at their start
+    queued: int  #: all-to-alls that ``max_lag`` kept from being posted at their start
     receive_buffer_bytes: int  #: host memory reserved as receive buffer
     cuda: CudaStatistics  #: not reset
 

@@ -89,7 +89,8 @@ class ExchangeRecorder:
 def trace_rows(event: TraceEvent, *, rank: int, track: int) -> list[dict[str, Any]]:
     """Events in Chrome's format for one exchange: from start to completion, and within it the time until it was posted.
 
-    Exchanges overlap if the rank lags, so these are asynchronous events, which the viewer matches by id.
+    Exchanges overlap if the rank lags, so these are asynchronous events, which the viewer matches by id. ``track`` is
+    the index of the group, which has a row of its own in the viewer.
     """
     name = f"all_to_all {event['seq']}"
     key = f"{track}.{event['channel']}.{event['seq']}"

@@ -2,13 +2,13 @@
 """``BudgetReader``: batches of one rank that cost up to a budget of tokens.
 
 Idea: lengths vary by a factor of a hundred, so batches of equally many samples take very different times, and ranks
-wait for the slowest. Each rank fills its batches to the same budget instead, from its own streams. No samples are
-exchanged.
+wait for the slowest. Each rank fills its batches to the same budget instead, from the rows of its own streams
+(``order.py``). A row is a sample. No samples are exchanged.
 
 Example: a budget of 10 and samples of 4, 5, 12 and 3 tokens give the batches [4, 5], [12] and [3].
 
 Invariants: all ranks together read each row once in an epoch. The next row is that of the stream with the fewest rows
-taken, so an epoch goes on from the rows taken alone, with any number of ranks.
+taken. So the number of rows taken from each stream is enough to resume an epoch, with any number of ranks.
 Complexity: O(log V) for each row, with V streams. Host memory is bounded as for ``BatchReader``.
 Source: MTGRBoost, algorithm 1. As published it yields neither the tail nor a sample above the budget, and ranks run out
 of batches at different times. Here a large sample is a batch alone, the tail is a batch, and a rank that has read its
@@ -34,9 +34,11 @@ from headway.data.schema import TARGET
 class Budget:
     """Limit on the cost of a batch. A sample of L tokens costs L + ``square_weight`` L^2, in tokens.
 
+    A sample has one token for each context feature, event of its history, and target.
+
     Attributes:
         tokens: most that the samples of a batch cost together. A sample that costs more is a batch alone.
-        square_weight: cost of attention over that of the rest, for each token of a sample; 0: tokens are counted.
+        square_weight: cost of attention over that of the rest, for each token of a sample; 0: the cost is L.
     """
 
     tokens: float
@@ -54,7 +56,7 @@ class BudgetReader(ReadAhead):
     the number of ranks.
 
     Args:
-        budget: of each batch.
+        budget: limit of each batch.
         options: see ``ReadOptions``. ``start`` has the rows of all streams that were taken before.
 
     Raises:

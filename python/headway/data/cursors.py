@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of streams: a ``Cursor`` reads the rows of one in order.
+"""Reading of streams: a ``Cursor`` reads the rows of one in order. A stream is a list of ``Piece``s (``order.py``).
 
 Each cursor has its next rows decoded by a pool of threads while the present ones are used, so as many row groups are
 decoded at once as the pool has threads. pyarrow decodes without Python's lock.
@@ -16,7 +16,7 @@ from headway.data.order import Piece
 from headway.data.parquet import Chunk, ParquetFolder, RowGroup
 from headway.data.sample_batch import Slice
 
-_MOST_KEPT_BYTES = 1 << 30  #: A folder of up to this decoded size keeps row groups that other streams still need.
+_MOST_KEPT_BYTES = 1 << 30  #: A folder of up to this size (``num_bytes``) keeps row groups that other streams need.
 
 
 class _RowGroups:
@@ -29,9 +29,10 @@ class _RowGroups:
     def __init__(self, folder: ParquetFolder, pieces: Iterable[Piece], *, chunk_rows: int) -> None:
         self._folder, self._chunk_rows = folder, chunk_rows
         self._keeps = folder.num_bytes <= _MOST_KEPT_BYTES
+        #: Pieces of each row group that are yet to be read.
         self._num_pieces = Counter(piece.group for piece in pieces)
         self._kept: dict[RowGroup, Chunk] = {}
-        self._lock = threading.Lock()  #: Guards the two dictionaries.
+        self._lock = threading.Lock()  #: Guards ``_num_pieces`` and ``_kept``.
         self._decoding = {group: threading.Lock() for group in self._num_pieces}  #: Held while a group is decoded.
 
     def read(self, piece: Piece, begin: int) -> Iterator[Slice]:
@@ -60,7 +61,7 @@ class _RowGroups:
 
 
 class Cursor:
-    """Reads the pieces of a stream in order. For one thread; ``pool`` decodes."""
+    """Reads the pieces of a stream in order, after its first ``skipped`` rows. For one thread; ``pool`` decodes."""
 
     def __init__(self, row_groups: _RowGroups, pieces: list[Piece], skipped: int, pool: Executor) -> None:
         self._slices = self._all_slices(row_groups, pieces, skipped)
@@ -79,7 +80,11 @@ class Cursor:
                 row_groups.skip(piece)
 
     def take(self, num_rows: int) -> list[Slice]:
-        """Returns the next rows; they must be there."""
+        """Returns the next ``num_rows`` rows, in any number of slices.
+
+        Raises:
+            IndexError: the stream has fewer rows left.
+        """
         slices: list[Slice] = []
         while num_rows > 0:
             rest = self._take_next() if self._rest is None else self._rest

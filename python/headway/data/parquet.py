@@ -59,8 +59,8 @@ class Chunk:
     Attributes:
         first_row: number of the first row in the folder.
         context: (N,) int64 by column.
-        offsets: (N + 1,) int64 by list column, from 0; the columns of history events share one array, and so do those
-            of targets.
+        offsets: (N + 1,) int64 by list column, from 0; equal for all columns of history events, and for all of targets
+            and labels.
         values: flat values of each list column.
         is_truncated: (N,) bool, rows whose oldest events were dropped.
     """
@@ -87,7 +87,7 @@ class ParquetFolder:
     Attributes:
         row_groups: all row groups, in order.
         num_rows: rows of all files.
-        num_bytes: decoded size of all columns of the files.
+        num_bytes: uncompressed size of all columns, from the footers.
         fingerprint: changes with the names, sizes and row groups of the files.
         bad_files: why each file was left out.
 
@@ -264,6 +264,7 @@ def _expect_history_first(
 
 
 def _place(group: RowGroup, first: int, offsets: Integers, value: int) -> str:
+    """Names file, row group and row of the value with index ``value`` in a list column."""
     row = first + int(np.searchsorted(offsets, value, side="right")) - 1
     return f"{group}, row {row}"
 

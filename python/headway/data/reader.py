@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``BatchReader``: the batches of one rank, step by step, read ahead by a thread.
 
-Idea: ``order.py`` says how many rows of each stream a step has. A cursor for each stream of this rank decodes a few
-rows at a time. A thread joins them to batches, and keeps up to ``read_ahead`` steps in a queue.
+Idea: ``order.py`` deals the rows of an epoch to streams, and says how many rows of each stream a step has. A cursor for
+each stream of this rank decodes a few rows at a time. A thread joins them to batches, and keeps up to ``read_ahead``
+steps in a queue.
 
 Example: 1,000 rows, a global batch of 64, 2 ranks: an epoch has 16 steps, and the last one has 40 rows. A reader that
 starts at epoch 0, step 10 gives the same steps as one that has read the first ten.
 
 Invariants: host memory is bounded by the steps in the queue and twice ``chunk_rows`` rows for each open stream, or by
-the whole folder if it has less than 1 GiB. An error of the thread is raised by the next call.
+the whole folder if it has less than 1 GiB. The iterator raises an error of the thread after the steps that were read
+before it.
 Complexity: each row is decoded once per epoch, in order ``time`` once on every rank. In a folder of more than 1 GiB, a
 read that begins within a row group decodes the rows before it, too.
 """
@@ -36,10 +38,10 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A step of an epoch, both from 0.
+    """A step of an epoch. Both are numbered from 0.
 
     Attributes:
-        epoch, step: the step.
+        epoch, step: numbers of the epoch, and of the step in it.
         taken: rows of each stream before this step; empty if the step alone tells. A ``BudgetReader`` knows those of
             its own streams, and has 0 for the others.
     """
@@ -86,7 +88,7 @@ class ReadOptions(TypedDict, total=False):
 
     Attributes:
         micro_batches: batches of each rank in a step.
-        rank, num_ranks: the streams that this rank reads.
+        rank, num_ranks: this rank, and the number of ranks. The rank reads the streams s with s mod num_ranks = rank.
         seed: seed of the order.
         start: the first step.
         epochs: number of epochs.

@@ -30,7 +30,7 @@ class SampleBatch:
         history_lengths, target_lengths: (B,) int64.
         times: (E,) int64; None: the schema has none.
         labels: (N,) float32 by name, in the order of samples.
-        max_tokens: most events of a sample.
+        max_tokens: most events of a sample: its history and targets, without tokens of the context.
         num_truncated: samples whose oldest events were dropped.
     """
 

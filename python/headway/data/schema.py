@@ -25,7 +25,7 @@ class SampleSchema:
         actions: features of history events only, such as what the user did with an item.
         labels: lists of 0 and 1, one value per target.
         time: integer time of each event, ascending; its column for targets is ``target_<time>``. None: no times.
-        group: the context feature by which GAUC groups targets; None: there is none.
+        group: the context feature by which GAUC (mean AUC of groups) groups targets; None: there is none.
     """
 
     context: tuple[str, ...] = ()

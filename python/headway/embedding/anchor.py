@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dummy parameter that connects a merged table to autograd and to GradScaler."""
+"""Dummy parameter that connects a merged table (merging.py) to autograd and to GradScaler."""
 
 from __future__ import annotations
 

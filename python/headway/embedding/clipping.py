@@ -15,8 +15,11 @@ import torch
 class TablesWithGradients(Protocol):
     """Interface of tables with pending gradients; ``HashTableCollection`` implements it."""
 
-    def gradient_norm(self) -> torch.Tensor: ...
-    def scale_gradients(self, factor: torch.Tensor | float) -> None: ...
+    def gradient_norm(self) -> torch.Tensor:
+        """Returns the L2 norm of the pending gradients on all ranks, () float64, equal on all ranks."""
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the pending gradients of this rank."""
 
 
 def clip_grad_norm_(

@@ -35,7 +35,8 @@ PendingBatch = LookupBatch
 class HashTableCollection(ShardedTables):
     """Dynamic embedding tables: looks up arbitrary 64-bit ids, inserts new ones, and trains their embeddings.
 
-    Tables of equal configuration without limits (``max_rows``, ``max_pending``) are merged. The ranks of
+    Tables of equal configuration without limits (``max_rows``, ``max_pending``) are merged: they share one hash table
+    (merging.py). The ranks of
     ``process_group`` share the ids by hash. All of them must construct the collection, look up, run backward and step
     together, with the same arguments except ``num_threads``. ``optimizer`` updates the tables. A table counts the
     lookups of each id, for admission and eviction. With ``eval()`` a lookup inserts and counts nothing.
@@ -125,7 +126,7 @@ class HashTableCollection(ShardedTables):
         self._lookahead = lookahead
         self._strict = strict
         features_of = self._assign_features()
-        self._looked_up = [feature for of_table in features_of for feature in of_table]  #: By merged table.
+        self._looked_up = [feature for of_table in features_of for feature in of_table]  #: Adjacent by table.
         self._seed = seed
         default_threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         self._thread_pool = ThreadPool(default_threads if num_threads is None else num_threads)
@@ -168,7 +169,7 @@ class HashTableCollection(ShardedTables):
     # Lookups
 
     def begin(self, features: Features) -> PendingBatch:
-        """Starts the lookup of a batch: key counts travel while the model still computes.
+        """Starts the lookup of a batch: ranks exchange their numbers of keys while the model still computes.
 
         Args:
             features: a ``KeyedJaggedTensor``, or a mapping of names to (values, lengths) or (values, lengths, weights):
@@ -239,7 +240,7 @@ class HashTableCollection(ShardedTables):
 
         Args:
             rates: learning rate of each merged table.
-            divisors: divisor of each merged table's gradients.
+            divisors: divisor of each merged table's gradients: the scale of a GradScaler that is still in them.
             factors: for each merged table, factors of the rate by table name; tables without one have 1.
         Raises:
             ValueError: a rate is negative or not finite; nothing is updated then.

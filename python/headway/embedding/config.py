@@ -265,6 +265,8 @@ class Eviction:
 class TableConfig:
     """An embedding table. Tables without ``max_rows`` and ``max_pending`` that differ only in their name are merged.
 
+    Merged tables share one hash table and one exchange (merging.py).
+
     Args:
         name: name of the table in features and checkpoints.
         dim: elements of an embedding.

@@ -25,7 +25,8 @@ from headway.embedding.collection import HashTableCollection
 class ExportableLookup(nn.Module):
     """Looks up the tables of a collection, for inference, in a model that is exported.
 
-    It inserts and counts nothing: an id without a row has its initial embedding. Its outputs have no gradient.
+    It inserts and counts nothing. An id without a row has the embedding that ``TableConfig.unknown`` names. Its outputs
+    have no gradient.
     ``torch.export.export(..., strict=False)``, ``torch.export.save()`` and AOTInductor accept it.
 
     Args:
@@ -67,6 +68,7 @@ class FakeTableLookup:
 
     @classmethod
     def __obj_unflatten__(cls, flat: Any) -> FakeTableLookup:
+        """``flat``: ``dims`` and ``pooled`` by name, from ``__obj_flatten__()`` of the C++ object."""
         return cls(**dict(flat))
 
     def output_dims(self) -> list[int]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which features may be given to a collection."""
+"""The forms in which features may be given to a collection.
+
+Shapes: K ids, B lists of ids.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 """Building blocks of a collection, for users who build their own: keys, deduplication, routing, exchange buffers.
 
 A key is an id with the id of its table. Routing assigns each key to the rank that owns it.
+
+Shapes: K keys, R ranks.
 """
 
 from typing import Any
@@ -42,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
 def owned_by(keys: Keys, rank: int, num_ranks: int) -> torch.Tensor:
     """Returns the ascending int64 indices of the keys that ``rank`` of ``num_ranks`` ranks owns."""
-    order_K, counts_R = route(keys, num_ranks)
+    order_K, counts_R = route(keys, num_ranks)  # Indices of the keys sorted by owner, and the keys of each owner.
     begin, end = (int(counts_R[:each].sum()) for each in (rank, rank + 1))
     return order_K[begin:end].to(torch.int64)
 

@@ -28,7 +28,7 @@ class LearningTables(Protocol):
 
         Args:
             rates: learning rate of each merged table.
-            divisors: divisor of each merged table's gradients.
+            divisors: divisor of each merged table's gradients: the scale of a GradScaler that is still in them.
             factors: for each merged table, factors of the rate by table name; tables without one have 1.
         """
 
@@ -38,6 +38,8 @@ class LearningTables(Protocol):
 
 class TableOptimizer(torch.optim.Optimizer):
     """Applies the gradients of all backward passes since the last ``step()`` or ``zero_grad()``, summed by key.
+
+    A key is the pair (table id, id). Tables of equal configuration are merged (merging.py).
 
     There is one parameter group per merged table. It has ``lr`` (for schedulers), the names of its ``tables``, and
     ``lr_factors`` by table name (see ``set_lr_factor()``). Its parameter is an ``Anchor``, a dummy whose gradient

@@ -39,10 +39,10 @@ class ShardedTables(nn.Module):
     device: torch.device
     rank: int
     num_ranks: int
-    merged_tables: list[MergedTable]
+    merged_tables: list[MergedTable]  #: Tables of equal configuration, which share one hash table (merging.py).
     tables: list[Table]  #: This rank's shard of each merged table.
     step: int  #: Optimizer steps so far.
-    _lookahead: int
+    _lookahead: int  #: Rows looked up in so many last steps are not removed; see ``HashTableCollection``.
     _seed: int
     _thread_pool: ThreadPool
 

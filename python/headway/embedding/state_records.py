@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of tables in a ``state_dict()``: N ranks save, M ranks load.
 
-Idea: a key's hash gives it one of 16,384 virtual buckets, and each rank owns a range of them (routing). A table has one
+Idea: a key is the pair (table id, id). Its hash gives it one of 16,384 virtual buckets, and each rank owns a range of
+them (routing). Tables of equal configuration are merged: they share one hash table (merging.py). A table has one
 entry, ``TableRecords``, sharded by buckets. On loading, a rank keeps the records of its own buckets from all that it
 has read.
 
-Example: the entry of table "item" is ``<prefix>item.records``. Each of 2 ranks saved it as one fragment, since it is
-small. Both fragments overlap the range of the second of 3 ranks. That rank reads both, and imports only the keys that
-it owns.
+Example: the entry of table "item" is ``<prefix>item.records``. Each of 2 ranks saved it as one fragment (the records of
+a range of buckets), since it is small. Both fragments overlap the range of the second of 3 ranks. That rank reads both,
+and imports only the keys that it owns.
 
 Invariants: records state their buckets and the step count of their table, so a state that lacks buckets, or mixes two
-steps, is rejected. Loading replaces all tables or none. Entries are matched by table name, never by position.
-Importing does not count as a lookup. Pending keys, which wait for a row, are imported after all rows.
+steps, is rejected. Loading replaces all tables that the state has, or none if any records do not fit. Entries
+are matched by table name, never by position. Importing does not count as a lookup. Pending keys, which wait for a row,
+are imported after all rows.
 Complexity: linear in the records that a rank has read.
 """
 
@@ -54,11 +56,11 @@ def take_records(
 
     Args:
         shards: this rank's shards of the merged tables.
-        state: the state.
-        prefix: prefix of the entries.
-        missing_keys: gets the entries of tables that the state lacks.
+        state: the ``state_dict()`` to load; entries that are read are removed.
+        prefix: start of the entries' names, up to the table name.
+        missing_keys: gets the names of entries that the state lacks; their tables keep their records.
         unexpected_keys: gets entries of other tables, and misspelt ones.
-        error_msgs: gets records that are incomplete or do not fit.
+        error_msgs: gets messages about records that are incomplete or do not fit.
     Returns:
         for each shard the records that its new table must hold; empty if the table stays as it is. If any records do
         not fit, all shards stay. A table that the state lacks keeps its records.

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the keys of a table: keys with rows, and pending keys, which wait for one.
 
+A key is the pair (table id, id). Tables of equal configuration are merged: they share one hash table (merging.py).
+The hash of a key gives its virtual bucket, one of 16,384, and each rank owns a range of buckets. A fragment is the
+records of a range of buckets.
+
 K keys with rows, P pending keys, D columns, S floats of optimizer state per row.
 """
 

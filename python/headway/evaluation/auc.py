@@ -78,14 +78,14 @@ def gauc(
     positives = np.add.reduceat(positive, begin) if len(begin) else size
     doubled_ranks = np.add.reduceat(doubled_rank * positive, begin) if len(begin) else size
     negatives = size - positives
-    both = (positives > 0) & (negatives > 0)
-    if not both.any():
+    has_both = (positives > 0) & (negatives > 0)
+    if not has_both.any():
         raise ValueError("no user has examples of both classes")
     # Twice the number of (positive, negative) pairs in the right order. 2 * begin turns global ranks into user ranks.
     doubled_wins = doubled_ranks - positives * (2 * begin + positives + 1)
-    user_auc = doubled_wins[both] / (2 * positives * negatives)[both]
+    user_auc = doubled_wins[has_both] / (2 * positives * negatives)[has_both]
     of_users = {"impressions": size, "clicks": positives, "none": np.ones_like(size)}[weights]
-    return float(np.average(user_auc, weights=of_users[both]))
+    return float(np.average(user_auc, weights=of_users[has_both]))
 
 
 def normalized_entropy(log_probabilities: Floats, labels: npt.NDArray[np.generic]) -> float:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HR@10 and NDCG@10 of full rankings: all items except those that the user has already rated.
+"""HR@10 (hit rate) and NDCG@10 of full rankings: all items except those that the user has already rated.
+
+Each user has one target, the item that the model should rank first.
 
 Example: the target has rank 2 (two unseen items score at least as much). It counts 1 for HR@10 and
 1 / log2(2 + 2) = 0.5 for NDCG@10. From rank 10 on both are 0.

@@ -6,7 +6,7 @@ computes the metrics of all. Sums over users are in the order of users, so the v
 
 Example: rank 0 has scores of users 1 and 3, and rank 1 those of user 2. Both compute the mean over users 1, 2 and 3.
 
-Complexity: 8 bytes per target and label for scores, and as much again for users, on each rank after the gathering.
+Complexity: on each rank after the gathering, 16 bytes per target and label (score and label), and 8 per target (user).
 """
 
 from __future__ import annotations

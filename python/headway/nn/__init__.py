@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of sequence recommenders over jagged sequences."""
+"""Layers of sequence recommenders over jagged sequences, and ``GRM``, a generative recommendation model for ranking."""
 
 from headway.nn.checkpoints import renamed_state
 from headway.nn.config import HSTUConfig, HSTUStackConfig

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-#: Name inside a layer there -> name here. The research code stores the matrix of ``_o`` as (outputs, inputs).
+#: Name inside a layer of the authors' code -> name inside ``HSTULayer``.
+#: The research code stores the matrix of ``_o`` as (outputs, inputs).
 _NAMES = {
     "_uvqk": "uvqk_weight",
     "_o.weight": "output_weight",

@@ -11,6 +11,8 @@ are dropped.
 Invariant: equal keys, layers and columns give equal decisions on all devices, since all of it is integer arithmetic.
 Complexity: about ten integer operations per value.
 Source: the mixing function is the finalizer of splitmix64 (Steele, Lea and Flood 2014).
+
+Shapes: B samples, T tokens of all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 _BITS = 24  #: Precision of the probability.
+#: Odd factors that spread positions, layers and columns over all 64 bits.
 _POSITION, _LAYER, _COLUMN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7
 
 

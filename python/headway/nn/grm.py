@@ -175,10 +175,10 @@ class GRM(nn.Module):
             seed, step: determine the dropout masks, together with the samples.
             lookups: of the batch, from ``start_lookups()``; None: they begin here.
         """
-        log_odds = self._log_probabilities(self.logits(batch, seed=seed, step=step, lookups=lookups))
+        log_probabilities = self._log_probabilities(self.logits(batch, seed=seed, step=step, lookups=lookups))
         return {
             name: -(batch.labels[name] * yes + (1 - batch.labels[name]) * no).sum()
-            for name, (yes, no) in log_odds.items()
+            for name, (yes, no) in log_probabilities.items()
         }
 
     def count_terms(self, batch: SampleBatch) -> dict[str, int]:
@@ -211,9 +211,9 @@ class GRM(nn.Module):
         With ``backward`` also those of the backward pass: twice as many for products, 2.5 times for attention, whose
         scores are computed again.
 
-        A token costs 2 E (P + G) for the projections of a layer, with P columns of u, v, q and k and G of the gate. A
-        sequence of L tokens costs H (D + V) L^2 for the scores and values that the mask leaves. A target costs the
-        experts.
+        A token costs 2 E (P + G) for the projections of a layer, with P columns of u, v, q and k and G of the input of
+        the output projection. A sequence of L tokens costs H (D + V) L^2 for the scores and values that the mask
+        leaves. A target costs the experts.
         """
         layer, num_context = self.config.layer(), len(self.schema.context)
         lengths = (batch.event_lengths + num_context).double()

@@ -40,7 +40,7 @@ class EncodedTokens(NamedTuple):
         x: (T, E).
         sequences: offsets, masks and times.
         targets: (N,) int64, token of each target.
-        target_embeddings: (N, D) embeddings of all features of each target, side by side.
+        target_embeddings: (N, ``embedding_dim`` * number of event features), the embeddings of each target in one row.
     """
 
     x: Tensor

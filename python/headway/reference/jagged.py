@@ -5,8 +5,8 @@ Idea: a jagged tensor concatenates the rows of all items. A pair of feature and 
 the number of rows of each item; the items lie feature by feature. A move lists the items in their new order and
 concatenates their rows (_take()). Jagged rows of samples alone have offsets (B + 1) instead of lengths.
 
-Example: F = 2, B = 2, lengths [[1, 2], [0, 3]], values [1, 2 3, -, 4 5 6].
-    jagged_permute(features=[1, 0])    [4 5 6, 1 2 3], lengths [[0, 3], [1, 2]]
+Example: F = 2, B = 2, lengths [[1, 2], [0, 3]], values [1, 2 3, -, 4 5 6]. Commas separate items; - has no rows.
+    jagged_permute(features=[1, 0])    [-, 4 5 6, 1, 2 3], lengths [[0, 3], [1, 2]]
     ranged_dispatch(bounds=[0, 1, 2])  rank 0 gets items (0, 0), (1, 0): 1 row; rank 1 gets (0, 1), (1, 1): 5 rows
     run_lengths([7, 7, 3, 7])          keys [7, 3, 7, 0], lengths [2, 1, 1, 0], run of each entry [0, 0, 1, 2], 3 runs
 

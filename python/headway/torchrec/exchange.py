@@ -21,7 +21,11 @@ Invariants: all ranks start all stages in the same order, even with nothing to s
 Each backward pass is one update of each table. The memory of a batch outlives all streams that used it.
 Complexity: 3 all-to-alls forward and 1 backward.
 
-G merged tables, B bags, D columns.
+Words: a key is the pair (table id, id). A merged table stores the keys of several tables of equal configuration
+(headway/embedding/merging.py). An output is a tensor of the lookup: one per feature for sequences, one per merged table
+for bags.
+
+Shapes: G merged tables, B rows of an output (ids of a sequence, or bags), D columns.
 """
 
 from __future__ import annotations
@@ -75,13 +79,13 @@ class RequestedKeys(KeyedJaggedTensor):  # type: ignore[misc]
 
     Args:
         batch: this rank's own batch, which has the keys.
-        nothing: (G,) int64 zeros, the lengths of the empty ``KeyedJaggedTensor``.
+        zeros: (G,) int64, the lengths of the empty ``KeyedJaggedTensor``.
     """
 
-    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
+    def __init__(self, batch: Batch, zeros: torch.Tensor) -> None:
         sizes = [0] * len(batch.kernels)
         names = [f"group_{index}" for index in range(len(sizes))]
-        super().__init__(names, nothing[:0], lengths=nothing, stride=1, length_per_key=sizes)
+        super().__init__(names, zeros[:0], lengths=zeros, stride=1, length_per_key=sizes)
         self.batch = batch
 
 
@@ -105,20 +109,20 @@ class CountsAwaitable(NestedAwaitable):
     It replaces the awaitable of TorchRec's ``KJTAllToAll``, whose host must know the counts to send when it starts.
     """
 
-    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
+    def __init__(self, batch: Batch, zeros: torch.Tensor) -> None:
         super().__init__()
-        self.batch, self._nothing = batch, nothing
+        self.batch, self._zeros = batch, zeros
 
     def _wait_impl(self) -> ReadyAwaitable:
         self.batch.lookup.start_keys(self.batch.begun)
-        return ReadyAwaitable(RequestedKeys(self.batch, self._nothing))
+        return ReadyAwaitable(RequestedKeys(self.batch, self._zeros))
 
 
 class LocalKeysAwaitable(ReadyAwaitable):
     """Counterpart of ``CountsAwaitable`` with one rank, where no exchange is needed."""
 
-    def __init__(self, batch: Batch, nothing: torch.Tensor) -> None:
-        super().__init__(ReadyAwaitable(RequestedKeys(batch, nothing)))
+    def __init__(self, batch: Batch, zeros: torch.Tensor) -> None:
+        super().__init__(ReadyAwaitable(RequestedKeys(batch, zeros)))
         self.batch = batch
 
 
@@ -145,7 +149,8 @@ class SendEmbeddings(torch.autograd.Function):
 class ReceiveEmbeddings(torch.autograd.Function):
     """Requester side: receives embeddings and expands them in forward, reduces and sends gradients in backward.
 
-    Returns (B, D) for each output of the batch. Gradients are multiplied by ``scale``.
+    Returns (B, D) for each output of the batch. Gradients are multiplied by ``scale``: 1 / ranks if
+    TorchRec divides gradients, else 1.
     """
 
     @staticmethod

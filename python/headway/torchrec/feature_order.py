@@ -65,7 +65,7 @@ class FeatureOrder:
             raise ValueError(f"the batch has the features {', '.join(repeated)} more than once")
 
     def _ordered(self, names: list[str], indices_FB: torch.Tensor) -> tuple[list[str], torch.Tensor]:
-        """Sorts the rows of inverse indices into our order: TorchRec records their positions, too."""
+        """Sorts the rows of inverse indices (F features, B samples) into our order: TorchRec records positions, too."""
         missing = [name for name in self._names if name not in names]
         if missing:
             raise ValueError(f"the inverse indices of the batch lack the features {', '.join(missing)}")

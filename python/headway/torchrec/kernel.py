@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's shard of a merged table, as a TorchRec embedding kernel."""
+"""One rank's shard of a merged table, as a TorchRec embedding kernel.
+
+Tables of equal configuration are merged: they share one hash table (headway/embedding/merging.py).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from headway.embedding.state_records import ReadRecords, import_records, updates
 from headway.embedding.table_records import TableShard
 from headway.torchrec.settings import GroupMember
 
-#: Key of a table's ``GroupMember`` in TorchRec's fused_params.
+#: Key of a table's ``GroupMember``, its configuration and seed, in TorchRec's fused_params.
 MEMBER = "headway_member"
 
 
@@ -39,7 +42,7 @@ class TableKernel(BaseBatchedEmbedding, FusedOptimizerModule):  # type: ignore[m
         self._device = device
         self.learning_rate = self.merged.config.optimizer.lr
         self._optimizer = TableOptimizer(self)
-        self.table, self.updates = self._build(), 0
+        self.table, self.updates = self._build(), 0  # The shard, and the number of updates (steps) so far.
         self.begin_step()
 
     def _build(self) -> Table:

@@ -83,7 +83,10 @@ class DynamicTable:
 
 @dataclass(frozen=True, eq=False)
 class GroupMember:
-    """A table as TorchRec groups it. Members are equal if their tables may be merged (``merge_key()``)."""
+    """A table as TorchRec groups it: tables whose members are equal get one kernel.
+
+    Members are equal if their tables may be merged (``merge_key()``) and have the same seed of initial embeddings.
+    """
 
     config: TableConfig
     seed: int
@@ -107,7 +110,7 @@ def _expect_plain(config: Any) -> None:
 
 
 def _initializer_of(config: Any) -> Uniform:
-    law = config.init_fn
-    if not isinstance(law, functools.partial) or law.func is not torch.nn.init.uniform_:
+    init_fn = config.init_fn
+    if not isinstance(init_fn, functools.partial) or init_fn.func is not torch.nn.init.uniform_:
         raise ValueError(f"table {config.name}: init_fn cannot fill a dynamic table; give DynamicTable an initializer")
-    return Uniform(float(law.keywords["a"]), float(law.keywords["b"]))
+    return Uniform(float(init_fn.keywords["a"]), float(init_fn.keywords["b"]))

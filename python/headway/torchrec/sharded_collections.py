@@ -267,14 +267,14 @@ class DynamicEmbeddingBagCollection(_DynamicCollection, ShardedEmbeddingBagColle
         """Makes TorchRec divide the means of static tables only: the exchange of dynamic tables returns means."""
         plan = self.module_sharding_plan
         configs = [config for config in self._embedding_bag_configs if plan[config.name].sharding_type == SHARDING]
-        of_kind: dict[bool, set[str]] = {True: set(), False: set()}
+        of_kind: dict[bool, set[str]] = {True: set(), False: set()}  # Features of dynamic tables, and of static ones.
         for config in configs:
             of_kind[plan[config.name].compute_kernel == KERNEL].update(config.feature_names)
         means = set(self._pooling_type_to_rs_features[PoolingType.MEAN.value])
-        both = sorted(of_kind[True] & of_kind[False] & means)
-        if both:
+        in_both = sorted(of_kind[True] & of_kind[False] & means)
+        if in_both:
             raise ValueError(
-                f"the features {', '.join(both)} have a mean in a dynamic table and in a row-wise static one, which "
+                f"the features {', '.join(in_both)} have a mean in a dynamic table and in a row-wise static one, which "
                 "TorchRec cannot divide apart: put one of the tables into a collection of its own"
             )
         ours = [name for name in self._pooling_type_to_rs_features[PoolingType.MEAN.value] if name in of_kind[True]]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharders of collections with dynamic tables. Collections without any are sharded by TorchRec."""
+"""Sharders of collections with dynamic tables. Collections without any are sharded by TorchRec.
+
+A dynamic table is a hash table that makes a row for an id at its first lookup in training.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@
 ``DynamicSharding`` makes the three modules that TorchRec asks a sharding for: ``IdDist`` exchanges ids,
 ``DynamicLookup`` finds their rows, and ``EmbeddingDist`` exchanges embeddings and gradients. ``exchange.py`` has the
 stages.
+
+A key is the pair (table id, id). Tables of equal configuration are merged: they share one hash table
+(headway/embedding/merging.py).
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class MergedFeatures:
 
 
 def merged_features(config: GroupedEmbeddingConfig) -> MergedFeatures:
-    """Returns the features of a TorchRec group of tables."""
+    """Lists the features of the tables that TorchRec has grouped, table by table."""
     tables = tuple(table.name for table in config.embedding_tables for _ in table.feature_names)
     return MergedFeatures(
         tables, config.embedding_tables[0].embedding_dim, _POOLING[config.pooling], config.is_weighted
@@ -106,7 +109,8 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
         super().__init__()
         self._lookup = [lookup]  # In a list, so that it is not a submodule of two modules.
         self._features_of, self._device = features_of, device
-        self._nothing = torch.zeros(len(features_of), dtype=torch.int64, device=device)
+        # Lengths of the empty KeyedJaggedTensor that TorchRec gets instead of the keys.
+        self._zero_lengths = torch.zeros(len(features_of), dtype=torch.int64, device=device)
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> CountsAwaitable | LocalKeysAwaitable:
         """Starts the lookup of a batch.
@@ -127,11 +131,11 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
             sparse_features.lengths().split_with_sizes(sparse_features.stride_per_key()),
             self._weights_of(sparse_features),
             inserts=True,
-            evaluates=False,
+            evaluates=False,  # eval() does not change the embeddings of ids without a row.
             counts_refused=lookup.counts_refused,
         )
         batch = Batch(lookup.tables, begun, lookup.kernels)
-        return (LocalKeysAwaitable if lookup.num_ranks == 1 else CountsAwaitable)(batch, self._nothing)
+        return (LocalKeysAwaitable if lookup.num_ranks == 1 else CountsAwaitable)(batch, self._zero_lengths)
 
     def _weights_of(self, features: KeyedJaggedTensor) -> Sequence[torch.Tensor | None]:
         """Returns the per-id weights of each feature."""
@@ -147,7 +151,8 @@ class IdDist(BaseSparseFeaturesDist):  # type: ignore[misc]
 class DynamicLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
     """One kernel per merged table, and the lookup in all of them."""
 
-    counts_refused = False  #: Count the keys that get no row, for ``strict``.
+    #: Count the keys that get no row: the sharder's option ``strict`` raises an error if there are any.
+    counts_refused = False
 
     def __init__(self, grouped_configs: list[GroupedEmbeddingConfig], thread_pool: ThreadPool, **others: Any) -> None:
         self._thread_pool = thread_pool  # Set first: TorchRec's constructor makes the kernels.
@@ -160,12 +165,12 @@ class DynamicLookup(GroupedEmbeddingsLookup):  # type: ignore[misc]
         self.tables = TableLookup(
             tables=[kernel.table for kernel in self.kernels],
             table_ids=[[table_id_of(table.name) for table in kernel.merged.tables] for kernel in self.kernels],
-            hides_unknown=[False] * len(features_of),
+            hides_unknown=[False] * len(features_of),  # An id without a row has its initial embedding, not zeros.
             names=[f"{index} of table {table}" for each in features_of for index, table in enumerate(each.tables)],
             feature_tables=[table_id_of(table) for each in features_of for table in each.tables],
             poolings=[each.pooling for each in features_of for _ in each.tables],
             group=group if self.num_ranks > 1 else None,
-            dedup="both",
+            dedup="both",  # Remove duplicates before keys are sent, and at their owner.
             thread_pool=thread_pool,
             device=others["device"],
             by_feature=features_of[0].pooling is None,
@@ -240,7 +245,8 @@ def _arrange(
     """Arranges outputs as TorchRec expects them.
 
     Args:
-        outputs: for sequences (K, D) for each feature; for bags (F * batch, D) for each merged table with F features.
+        outputs: for sequences (K, D) for each feature with K ids; for bags (F * batch, D) for each merged table with F
+            features.
         features_of: the features of each merged table.
         varying: batch sizes differ between features.
     Returns:

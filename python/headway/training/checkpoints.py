@@ -7,7 +7,7 @@ same step replaces it. A training resumes with any number of ranks, since neithe
 
 Example: out/checkpoints/step_00000120 has dense.pt, the folders tables_0, tables_1, ... and manifest.json.
 
-Invariants: an older checkpoint is removed only after a newer one is complete. All ranks call each function.
+Invariants: an older checkpoint is removed only after a newer one is complete. All ranks call ``save()``.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Manifest:
 
     Attributes:
         step: optimizer steps so far.
-        next: the first step that is not in it.
+        next: position in the data of the first step that is not in it.
         num_ranks: ranks that wrote it.
         fingerprint: of the data; see ``ParquetFolder.fingerprint``.
         config: all settings.
-        square_weight: cost of long samples, set or fitted; see ``headway.data.Budget``. None: not used.
+        square_weight: w, set or fitted; a sample of L tokens costs L + w L^2 (``headway.data.Budget``). None: not used.
     """
 
     step: int
@@ -62,6 +62,7 @@ class Manifest:
             TrainingCheckpointError: they differ; the message says how.
         """
         found = differences(self.config, config.as_dict(), sections=("data", "model"))
+        # The space after data.budget keeps a change of data.budget_unit from being ignored.
         ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ")
         found = [each for each in found if not each.startswith(ignored)]
         if self.config["run"]["seed"] != config.run.seed:

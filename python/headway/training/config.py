@@ -44,7 +44,8 @@ class DataConfig:
         global_batch: samples of a step, over all ranks; not with a budget. Default: ``DEFAULT_BATCH``.
         budget: most tokens of a micro-batch of a rank, contextual ones included.
         budget_unit: ``tokens``, or ``weight``: a sample of L tokens counts as L + ``square_weight`` L^2.
-        square_weight: 0: measured on the device before the first step.
+        square_weight: cost of attention over that of the rest, per token; 0: measured on the device before the first
+            step.
         micro_batches: parts into which each rank divides its samples of a step.
         num_streams: virtual streams of an epoch; at least as many as ranks.
         read_ahead: steps in memory beside the one in use.
@@ -93,13 +94,16 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a GRM. A number that is not set is that of the preset, or the default of ``headway.nn.GRMConfig``.
+    """Sizes of a GRM, the generative recommendation model of ``headway.nn``.
+
+    ``headway.nn.GRMConfig`` explains the fields that are not below. A number that is not set is that of the preset, or
+    the default of ``GRMConfig``.
 
     Attributes:
         preset: ``grm_4g`` or ``grm_110g``; empty: a small model.
-        dimension_factor: factor of ``embedding_dim``.
+        dimension_factor: multiplies ``embedding_dim``, also that of the preset.
         tables: feature -> table, for features that share one.
-        given: label -> the label that must be 1 before.
+        given: label -> the label on which its probability is conditional, such as buy -> click.
     """
 
     preset: str = ""

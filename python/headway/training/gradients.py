@@ -35,7 +35,10 @@ class TrainableModel(Protocol):
     """
 
     def __call__(self, batch: SampleBatch, *, seed: int, step: int) -> Mapping[str, Tensor]:
-        """Returns the sum of the losses of each head, (). The batch may have no samples."""
+        """Returns the sum of the losses of each head, (). The batch may have no samples.
+
+        ``seed`` (``run.seed``) and ``step`` determine random choices such as dropout.
+        """
         ...
 
     def count_terms(self, batch: SampleBatch) -> Mapping[str, int]:
@@ -48,7 +51,12 @@ class TrainableModel(Protocol):
 
 
 def loss_of(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> Tensor:
-    """Returns the part of a batch in the loss of its step: the sum over heads of sum / count of the step."""
+    """Returns the part of a batch in the loss of its step: the sum over heads of sum / count.
+
+    Args:
+        sums: sum of the losses of each head in the batch.
+        counts: number of terms of each head in the whole step, over all ranks and micro-batches.
+    """
     parts = [of_head / max(counts[name], 1) for name, of_head in sums.items()]
     return torch.stack(parts).sum()
 

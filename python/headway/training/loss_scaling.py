@@ -31,7 +31,7 @@ class LossScaler:
     Args:
         enabled: False: the factor is 1, and no step is skipped.
         factor: the first one.
-        growth_interval: good steps after which the factor doubles.
+        growth_interval: steps in a row with finite gradients after which the factor doubles.
     """
 
     def __init__(self, *, enabled: bool, factor: float = 65_536.0, growth_interval: int = 2_000) -> None:
@@ -54,7 +54,7 @@ class LossScaler:
             tables: with pending gradients.
             clip_norm: largest norm; 0: no limit.
         Returns:
-            False if the gradients are not finite: the caller drops them.
+            False if the gradients are not finite: the caller drops them. Without scaling always True.
         """
         if not self.enabled:
             if clip_norm:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a training: what a line of it says, and how it is measured.
+"""Progress of a training: the line that rank 0 prints every ``log_every`` steps, and how its figures are measured.
 
-Idea: each rank adds up its steps and waits between two lines (``Window``). For a line all ranks exchange a few numbers.
+Idea: each rank adds up its losses and waits between two lines (``Window``). For a line all ranks exchange a few
+numbers.
 
-Waits of a rank for others are those in exchanges of tables, in the last bucket of DDP, and in the sum of the losses. On
-CUDA they pass on streams, where the host does not see them.
+Waits of a rank for others are those in exchanges of tables, in the last gradient bucket of DDP, and in the sums of loss
+terms and losses. On CUDA they pass on streams, where the host does not see them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class TrainingResult:
 
     Attributes:
         step: optimizer steps so far.
-        losses: mean loss of each head in the last steps.
+        losses: mean loss of each head in the steps of the last line.
         quality: of each label on the evaluation data; empty without them.
         checkpoint: the last one.
         report: an HTML page with plots, on rank 0; None without ``out`` or without the packages for it.
@@ -110,7 +111,7 @@ class Window:
         truncated: samples of this rank whose oldest events were dropped.
         flops: of this rank.
         input_s, reduction_s: seconds that this rank waited for data, and for sums over ranks.
-        begin, begin_exchange_s: clock and ``exchange_seconds()`` at the begin.
+        begin, begin_exchange_s: monotonic clock and ``exchange_seconds()`` when the window began, in seconds.
     """
 
     losses: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``write_report``: one HTML page about a training, from the lines of its ``results.jsonl``.
 
-A training that was resumed at an earlier step than its last line has some steps twice. The later lines count.
+A line is a JSON object whose ``kind`` is ``progress`` or ``quality``. A training that was resumed at an earlier step
+than its last line has some steps twice. The later lines count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from headway.training.config import TrainingConfig
 
 Row = Mapping[str, Any]
 
+#: Field of ``LabelQuality`` -> heading of its column.
 _METRICS = {
     "auc": "AUC",
     "gauc": "GAUC",

@@ -464,7 +464,7 @@ class Trainer:
         return self._checkpoints.save(manifest, self._trained.dense(), self.tables)
 
     def _whole_position(self) -> Position:
-        """Returns where a resumed training starts. With a budget each rank knows the rows of its own streams."""
+        """Returns where a resumed training starts. With a budget each rank counts the rows of its own streams."""
         if not self._next.taken or self.num_ranks == 1:
             return self._next
         taken = torch.tensor(self._next.taken, device=self.device)

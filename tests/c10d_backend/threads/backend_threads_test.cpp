@@ -279,7 +279,7 @@ TEST_P(BackendThreadsTest, TheEndOfTheProgramEndsGroupsAndThreadsWhoeverHoldsThe
     }
   });
   std::jthread const waiter([&] { EXPECT_THROW(kept[0]->wait(), c10::DistBackendError); });
-  run_exit_hooks(milliseconds(0), std::chrono::seconds(10));
+  run_exit_hooks(milliseconds(0), std::chrono::seconds(10));  // No time for messages, 10 s for threads to end.
   EXPECT_EQ(failed, 6) << "callbacks have run";
   EXPECT_THROW(static_cast<void>(receive(*backends[0], at::empty({4}))), c10::DistBackendError);
 }

@@ -49,8 +49,8 @@ class SumHub final {
   std::map<std::uint64_t, std::vector<at::Tensor>> given_;
 };
 
-/// The reducing backend of these tests. It completes each Work on its own thread, as Gloo does. Unlike Gloo it is
-/// compiled with the tests, so that the sanitizers see its accesses.
+/// Stands for Gloo, to which HeadwayBackend passes reductions. It completes each Work on its own thread, as Gloo does.
+/// Unlike Gloo it is compiled with the tests, so that the sanitizers see its accesses.
 class SumBackend final : public c10d::Backend {
  public:
   SumBackend(std::shared_ptr<SumHub> hub, int rank, int size) : Backend(rank, size), hub_(std::move(hub)) {

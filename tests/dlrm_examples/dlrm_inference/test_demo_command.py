@@ -2,6 +2,8 @@
 """The demo from the command line: output, failures, and leftovers.
 
 System ``sync`` is synchronous DLRM. ``bls-gloo`` and others are bounded-lag synchronous DLRM over that backend.
+``--lag`` lists the bounds: how many exchanges a rank may run ahead of the slowest peer. A store is the folder of
+converted logs.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def test_the_demo_writes_a_table_rows_plots_and_a_self_contained_report(tmp_path
     rows = rows_in(out / "results.jsonl")
     assert [(row["system"], row["params"]["lag"]) for row in rows] == [("sync", 0), (system, 0), (system, 2)]
     assert all(row["predictions_identical"] for row in rows)
-    assert all(row["samples"] == 4 for row in rows)
+    assert all(row["samples"] == 4 for row in rows)  # Two runs of two ranks.
     assert all(row["params"]["setting"] == "random_delays" for row in rows)
     assert "log.tsv:61: 1 tab-separated fields, expected 40" in errors
     assert "60 rows" in errors, "says that rows are used repeatedly"
@@ -103,7 +105,7 @@ def test_the_grid_runs_every_setting_on_both_datasets(tmp_path: Path) -> None:
     assert status == 0, errors
     rows = rows_in(tmp_path / "rows.jsonl")
     assert rows == rows_in(tmp_path / "out" / "results.jsonl")
-    conditions = [(row["params"]["setting"], row["params"]["dataset"]) for row in rows[::3]]
+    conditions = [(row["params"]["setting"], row["params"]["dataset"]) for row in rows[::3]]  # Three rows each.
     assert conditions == [
         ("random_delays", "criteo"),
         ("short_delays", "criteo"),
@@ -115,6 +117,7 @@ def test_the_grid_runs_every_setting_on_both_datasets(tmp_path: Path) -> None:
     ]
     assert all(row["predictions_identical"] for row in rows)
     by_condition = {(row["params"]["setting"], row["params"]["lag"]): row for row in rows}
+    # "heterogeneous_messages" sends all rows of a bag, the ids of one sample in a table, instead of their sum.
     pooled = by_condition["heterogeneous", 0]["params"]["bytes_per_rank"]
     assert by_condition["heterogeneous_messages", 0]["params"]["bytes_per_rank"] > 10 * pooled
 

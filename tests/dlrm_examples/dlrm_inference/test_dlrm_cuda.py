@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLRM on GPUs: the same predictions as on the CPU, and time stamps of the device."""
+"""DLRM on GPUs: the same predictions as on the CPU, and time stamps of the device.
+
+k is the bound ``max_lag``: how many exchanges a rank may run ahead of the slowest peer. ``sync`` is synchronous DLRM.
+With ``pool_at_receiver`` the owner of a table sends all rows of a bag, and the receiver sums them.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ def test_a_tables_weights_do_not_depend_on_who_holds_it() -> None:
     config = DlrmConfig(table_rows=(3, 5, 8, 2), seed=9)
     whole = EmbeddingShard(config, range(4))
     split = [EmbeddingShard(config, tables) for tables in ((2, 0), (), (3, 1))]
+    # Weights of a shard are in its order of tables: table 2 has 8 rows, and table 3 has 2.
     by_table = torch.cat([split[0].weight[8:], split[2].weight[2:], split[0].weight[:8], split[2].weight[:2]])
     assert torch.equal(whole.weight, by_table)
     assert not torch.equal(whole.weight, EmbeddingShard(DlrmConfig(table_rows=(3, 5, 8, 2), seed=8), range(4)).weight)

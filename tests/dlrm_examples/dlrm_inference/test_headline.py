@@ -14,11 +14,12 @@ from dlrm_examples.dlrm_inference.reporting.results import ResultRow
 from dlrm_examples.support.host_load import HostLoad
 
 QUIET = HostLoad(foreign=0.02, steal=0.01)
-BUSY = HostLoad(foreign=0.35, steal=0.04)
-ANY = Estimate(1.0, 0.1)
+BUSY = HostLoad(foreign=0.35, steal=0.04)  # Fractions of the CPU time: other programs, and the hypervisor.
+ANY = Estimate(1.0, 0.1)  # For figures that the line does not use.
 
 
 def row(system: str, max_lag: int, *run_rates: float) -> ResultRow:
+    """``run_rates`` is the throughput of each run, in mini-batches per second."""
     return ResultRow(
         workload=0,
         point=Point(system, max_lag),

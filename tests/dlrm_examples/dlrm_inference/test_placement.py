@@ -24,6 +24,7 @@ def test_no_rank_of_criteo_has_much_more_to_do_than_the_mean(num_ranks: int) -> 
     assert max(work) < 1.15 * sum(work) / num_ranks
 
 
+# lookups_per_row: rows that are read and summed for each row sent.
 def test_rows_that_are_sent_count_where_few_are_read() -> None:
     few, many = (place_tables([8, 8, 8, 100_000], num_ranks=2, lookups_per_row=n) for n in (1.0, 50.0))
     assert sorted(map(len, few.tables_of_rank)) == [2, 2]

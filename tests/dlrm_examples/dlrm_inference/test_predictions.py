@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions are bit-identical for every bound and backend, and equal those of one process."""
+"""Predictions are bit-identical for every bound and backend, and equal those of one process.
+
+k is the bound ``max_lag``: how many exchanges a rank may run ahead of the slowest peer. ``sync`` is synchronous DLRM.
+With ``pool_at_receiver`` the owner of a table sends all rows of a bag, and the receiver sums them.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ def requests(num_ranks: int, max_lookups: int) -> RandomRequests:
 def predict_at_every_lag(rank: int, backend: str, max_lookups: int, pool_at_receiver: bool) -> dict[str, list[bytes]]:
     num_ranks = dist.get_world_size()
     placement = place_tables(CONFIG.table_rows, num_ranks=num_ranks)
+    # `arrival_order` lists the tables in the order in which their rows arrive. The model reads them by table index.
     assert num_ranks == 1 or placement.arrival_order != sorted(placement.arrival_order), "a mix-up would be seen"
     shard = EmbeddingShard(CONFIG, placement.tables_of_rank[rank])
     source = requests(num_ranks, max_lookups)
@@ -72,7 +77,7 @@ def test_predictions_do_not_depend_on_the_bound_nor_on_the_ranks(
 
 
 def test_ranks_may_be_more_than_tables() -> None:
-    """A rank without tables sends nothing and still predicts."""
+    """A rank without tables sends no rows, receives those of the other ranks, and has an empty lookup."""
     config = DlrmConfig(table_rows=(5, 6))
     placement = TablePlacement(((0,), (1,), ()))
     shard = EmbeddingShard(config, ())

@@ -13,6 +13,7 @@ from dlrm_examples.dlrm_inference.recurrence import RankWork, replay
 def rank(
     before_post: list[float], before_wait: list[float] | None = None, *, start_s: float = 0.0, tail_s: float = 0.0
 ) -> RankWork:
+    """Work in seconds: of each step before its post, of each step between post and wait, and after the last wait."""
     return RankWork(
         start_s=start_s,
         before_post_s=np.array(before_post, dtype=float),

@@ -49,7 +49,7 @@ def test_lookups_are_drawn_per_table_and_batch_from_1_to_the_largest() -> None:
     assert drawn.min() == 1
     assert drawn.max() == 100
     assert len({tuple(row) for row in drawn.tolist()}) > 490
-    ids = source.ids(3, 1)
+    ids = source.ids(3, 1)  # Step 3, table 1.
     assert ids.shape == (6, drawn[3, 1])
     assert ids.max() < 7
     assert np.array_equal(ids, RandomRequests(config, num_rows=6, max_lookups=100, seed=0).ids(3, 1))

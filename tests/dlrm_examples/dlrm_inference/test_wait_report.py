@@ -59,6 +59,7 @@ def test_waits_are_shown_by_peer_and_by_lag() -> None:
     headings, cells = wait_cells(waits)
 
     assert headings == ("rank", "k", "for rank 0", "for rank 1", "at lag 0", "at lag 1")
+    # Milliseconds waited for each peer; exchanges / milliseconds waited at each lag.
     assert cells == [
         ("0", "0", "-", "500.0", "9 / 500.0", ""),
         ("1", "0", "250.0", "-", "9 / 250.0", ""),

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of KuaiRand's log: each exposure is one target, and nothing of its day or later is known of it."""
+"""Samples made of KuaiRand's log: each exposure (a video shown to a user) is a target of one sample.
+
+A sample has up to ``TARGETS`` targets of one user and day, and the user's history. An action of the history is 0 if
+unknown, else ``1 + click + 2 * long view``. Actions are known from the next day on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ NUM_USERS, NUM_VIDEOS, NUM_DAYS = 4, 9, 3
 
 
 def make_log(folder: Path) -> list[tuple[int, ...]]:
-    """Writes a log of three days; returns its rows, with equal user, video and time at most once."""
+    """Writes a log of three days; returns its rows (as LOG_COLUMNS), with equal user, video and time at most once."""
     draw = np.random.default_rng(0)
     rows = {}
     for _ in range(300):
@@ -28,6 +32,7 @@ def make_log(folder: Path) -> list[tuple[int, ...]]:
         rows[user, video, time] = (user, video, 0, time, click, click * int(draw.integers(2)), 5000, user % 3)
     write_csv(folder / "log_standard_0.csv", LOG_COLUMNS, rows.values())
     write_features(folder, num_users=NUM_USERS, num_videos=NUM_VIDEOS)
+    # Videos that user 1 watched before the log, oldest first. Video 77 has no exposure in the log.
     earlier = {"user_id": [1], "last_time_ms": [FIRST_MS - 1000], "watch_seq": [[3, 4, 77]]}
     pq.write_table(pa.table(earlier), folder / "histories.parquet")
     return list(rows.values())
@@ -76,6 +81,7 @@ def test_videos_before_the_log_are_known_as_far_as_the_log_tells(written: Any) -
     _, read = written
     sample = min((each for each in read["train"] if each["user"] == 1), key=lambda each: each["target_time"])
     assert sample["video"][:3] == [3, 4, 77]
+    # -1 is unknown. The author of video v is 100 + v; a tab belongs to an exposure of the log.
     assert sample["author"][:3] == [103, 104, -1] and sample["tab"][:3] == [-1] * 3
     assert all(len(sample[name]) == len(sample["video"]) for name in EVENTS)
 

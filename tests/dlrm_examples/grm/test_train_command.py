@@ -34,6 +34,7 @@ def test_without_a_file_it_trains_on_generated_logs_and_resumes(
     ends = ["label", "click", "buy", "checkpoint:", "report:"]
     assert [line.split()[0] for line in resumed.splitlines()[-5:]] == ends
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    # Three progress lines, then the quality of each label (click, buy).
     assert [row.get("step") for row in rows] == [2, 4, 6, 6, 6]
 
 
@@ -50,6 +51,7 @@ def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_sigterm_to_the_command_saves_and_ends_with_0(tmp_path: Path) -> None:
+    # The command uses the logs in OUT/generated if generated.toml is there, instead of generating 8,000 samples.
     write_log(tmp_path / "generated/train", num_samples=4000, seed=0)
     write_log(tmp_path / "generated/evaluation", num_samples=100, seed=1)
     config = tmp_path / "generated/generated.toml"
@@ -102,9 +104,11 @@ def test_generated_labels_depend_on_the_history(tmp_path: Path) -> None:
         clicks += row["click"]
         assert max(row["time"]) <= min(row["target_time"])
         assert all(buy <= click for buy, click in zip(row["buy"], row["click"], strict=True))
+    # The AUC of the true probabilities bounds all models; counting liked topics in the history comes close to it.
     labels = np.array(clicks)
     assert 0.8 < auc(np.array(best), labels) < 0.87
     assert auc(np.array(by_history), labels) > 0.78
+    # Click rates of the 400 items in the first half (300 samples with 4 targets) tell nothing about the second half.
     items = np.array([item for row in rows for item in row["target_item"]])
     rates = np.bincount(items[:1200], labels[:1200], 400) / np.maximum(np.bincount(items[:1200], minlength=400), 1)
     assert auc(rates[items[1200:]], labels[1200:]) < 0.55

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: training, printed and written results. Operator and reference train alike."""
+"""The command line: training, printed and written results.
+
+The "popularity" system ranks films by their number of ratings. The attention operator and its PyTorch reference must
+train alike.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ def test_all_models_learn_what_popularity_does_not_know(
     assert all(row["commit"] and "cores" in row["machine"] for row in rows)
 
 
-@pytest.mark.parametrize("num_negatives", [0, 20])
+@pytest.mark.parametrize("num_negatives", [0, 20])  # 0: a softmax over all items.
 def test_the_operator_gives_the_training_curve_of_the_reference(ratings: Path, num_negatives: int) -> None:
     histories = read_histories(ratings)
     settings = ModelSettings(dim=16, max_length=8, dropout=0.1)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories from files, training windows, and ranks."""
+"""Histories from files, training windows, and ranks of items.
+
+A window is a part of a user's history to train on. The last two items of a user are held out: the next to last one for
+the validation, the last one for the test. A rank is the number of unseen items that score at least as high as the
+target.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +108,7 @@ def test_each_pair_of_items_is_in_one_window_and_the_last_two_items_in_none() ->
 
 def test_the_evaluation_asks_for_the_last_item_after_those_before_it() -> None:
     histories = history([3, 9])
+    # `behind`: items of a user from the target to the end.
     for part, behind in (("validation", 2), ("test", 1)):
         (batch,) = evaluation_batches(histories, part, max_length=4, batch_size=8, device=CPU)  # type: ignore[arg-type]
         assert batch.next_items[batch.last_tokens()].tolist() == [3 - behind, 12 - behind]
@@ -131,10 +137,10 @@ def test_no_rankings_have_no_quality() -> None:
 
 
 def test_quality_is_that_of_the_first_ten() -> None:
-    quality = quality_of(torch.tensor([0, 2, 9, 10]))
+    quality = quality_of(torch.tensor([0, 2, 9, 10]))  # Ranks count from 0, so 10 is not among the first ten.
     assert quality.hit_rate == 0.75
-    assert quality.ndcg == pytest.approx((1 + 1 / 2 + 1 / 3.4594316) / 4)
-    assert quality.hit_rate_error == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
+    assert quality.ndcg == pytest.approx((1 + 1 / 2 + 1 / 3.4594316) / 4)  # 1 / log2(rank + 2) each.
+    assert quality.hit_rate_error == pytest.approx((0.75 * 0.25 / 4) ** 0.5)  # Standard error.
 
 
 def test_popularity_knows_nothing_of_the_last_two_items(ratings: Path) -> None:

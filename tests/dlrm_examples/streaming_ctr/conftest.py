@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kuairand_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three days of 1000 rows; videos below 10 are clicked three times as often as the others."""
+    """Three days of about 1000 rows each; videos below 10 are clicked three times as often as the others."""
     directory = tmp_path_factory.mktemp("kuairand")
     random = np.random.default_rng(5)
     num_rows, num_users, num_videos = 3000, 60, 20

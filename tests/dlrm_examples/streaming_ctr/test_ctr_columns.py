@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jagged columns: joins, hashes, and lists of earlier items."""
+"""Jagged columns (a list of ids per example): joins, hashes, and lists of earlier items."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def as_lists(column: Jagged) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_recent_items_are_the_last_ones_of_the_user_from_an_earlier_time(seed: int) -> None:
     random = np.random.default_rng(seed)
+    # 200 events; the last 50 of them ask for a list.
     events = Events(*(random.integers(0, limit, 200) for limit in (9, 40, 1000)))
 
     expected = []
@@ -57,7 +58,7 @@ def test_hashes_differ_by_name_and_value_and_stay_for_ever() -> None:
     ids = hashed("tab", ["a", "b", "a"])
     assert ids[0] == ids[2] != ids[1]
     assert hashed("hour", ["a"])[0] != ids[0]
-    assert ids[0] == -8236373299744880315
+    assert ids[0] == -8236373299744880315  # Checkpoints contain these ids.
 
 
 def test_columns_side_by_side_become_lists() -> None:

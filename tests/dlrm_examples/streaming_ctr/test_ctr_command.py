@@ -28,6 +28,7 @@ def runs_of(path: Path) -> list[dict[str, Any]]:
 
 
 def names_of(log: Log, *arguments: str, started_ranks: int | None = None) -> list[str]:
+    """Names of the systems that the arguments select, with ``started_ranks`` ranks started by torchrun (None: none)."""
     options = make_parser(None).parse_args(["--data", "x", *arguments])
     return [system.name for system in systems_of(options, log, started_ranks=started_ranks)]
 
@@ -57,10 +58,11 @@ def test_the_command_prints_its_tables_and_writes_a_line_for_each_run(
     assert main(["--data", str(kuairand_directory), *SMALL, *options, "--out", str(out)]) == 0
 
     systems = ["static", "dynamic, lru 70 rows"]
+    # Parts 0, 2, 4 and 6: quality, differences, contents at the end, rows after each tenth. The others are titles.
     tables = [part.splitlines() for part in capsys.readouterr().out.split("\n\n")]
     first_words = [[line.split("  ")[0] for line in table] for table in tables]
     assert first_words[0][1:] == ["system", "smoothed rates", *systems]
-    assert first_words[2] == ["system", *systems[1:]]  # The table of differences.
+    assert first_words[2] == ["system", *systems[1:]]
     assert first_words[4] == first_words[6] == ["system", *systems]
 
     runs = runs_of(out)
@@ -80,6 +82,7 @@ def test_the_command_prints_its_tables_and_writes_a_line_for_each_run(
 def test_ranks_and_a_restart_change_no_result(
     kuairand_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # After 55% of the training, 2 ranks save and end, and 1 rank loads and goes on.
     restart = ["--ranks", "2", "--restart-at", "0.55", "--restart-ranks", "1"]
     for name, options in (("one", []), ("restarted", restart)):
         arguments = ["--data", str(kuairand_directory), *SMALL, "--out", str(tmp_path / name), *options]
@@ -128,6 +131,7 @@ def test_the_former_name_of_the_module_runs_with_a_warning() -> None:
 
 def test_a_comparison_has_every_kind_of_tables(log: Log) -> None:
     num_ids = sum(len(ids) for ids in log.table_ids().values())
+    # A comparison limits tables to 60% and 80% of the different ids of the log.
     few, many = num_ids * 60 // 100, num_ids * 80 // 100
     assert names_of(log, "--compare") == [
         "static",

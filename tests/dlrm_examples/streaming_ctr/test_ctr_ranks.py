@@ -25,14 +25,14 @@ from dlrm_examples.streaming_ctr.trainer import Trainer, TrainerSettings
 from dlrm_examples.support.data.log import Log
 from dlrm_examples.support.data.log_format import DataError
 
-NUM_TRAIN, HALF, NUM_TEST = 1000, 500, 120
+NUM_TRAIN, HALF, NUM_TEST = 1000, 500, 120  # Examples.
 LIMITS = TableLimits(min_count=2)  # Some ids wait for a row, even over a restart.
-ALL_BUCKETS = (0, 1 << 14)
+ALL_BUCKETS = (0, 1 << 14)  # All virtual buckets: ranges of key hashes, by which keys are divided among ranks.
 
 
 class Learned(NamedTuple):
     logits: npt.NDArray[np.float32]  # Logits of the last NUM_TEST examples.
-    records: list[npt.NDArray[np.generic]]  # Records of this rank: ids, tables, counts, steps, embeddings, states.
+    records: list[npt.NDArray[np.generic]]  # Rows of this rank: ids, tables, counts, steps, embeddings, states.
     use: TableUse  # Use over all ranks.
 
 
@@ -80,6 +80,7 @@ def expect_what_one_rank_learns(log: Log, by_rank: Sequence[Learned], *, num_see
     trainer.train_until(num_seen)
     one = what_was_learned(log, trainer, tables)
     joined = [np.concatenate(columns) for columns in zip(*(rank.records for rank in by_rank), strict=True)]
+    # Ids, tables, counts and steps are equal; embeddings and states may differ by rounding.
     for ours, theirs in zip(joined[:4], one.records[:4], strict=True):
         assert np.array_equal(ours, theirs)
     for ours, theirs in zip(joined[4:], one.records[4:], strict=True):

@@ -198,7 +198,7 @@ def test_movielens_is_sorted_by_time_and_may_end_lines_as_windows_does(tmp_path:
 
     assert ids(log, "movie_id") == [[11], [10], [10]]
     assert ids(log, "recent_movies") == [[], [], [11]]
-    assert log.labels.tolist() == [[0], [1], [1]]
+    assert log.labels.tolist() == [[0], [1], [1]]  # 1: a rating of 4 or more.
     assert read_log(tmp_path, max_history=3).labels.tolist() == log.labels.tolist()
 
 
@@ -214,6 +214,7 @@ def test_criteo_keeps_the_order_of_lines_and_gives_missing_values_an_id(tmp_path
     path.write_text("\t".join(["1", "-2", "3", *[""] * 11, "ffffffff", *[""] * 25]) + "\n" + "0" + "\t" * 39 + "\n")
     log = read_log(path, max_history=3)
 
+    # An integer becomes the index of its logarithmic bucket (negative ones: 0). A missing value has id -1.
     assert ids(log, "integer_1") == [[0], [-1]]
     assert ids(log, "integer_2") == [[4], [-1]]
     assert ids(log, "category_1") == [[0xFFFFFFFF], [-1]]
@@ -222,6 +223,7 @@ def test_criteo_keeps_the_order_of_lines_and_gives_missing_values_an_id(tmp_path
 
 
 def criteo_line(*, label: str = "1\t", category: str = "") -> bytes:
+    """A line of Criteo: label, 13 integers, 26 hexadecimal categories, of which the first one is given."""
     return (label + "\t".join(["3"] * 13 + [category] + [""] * 25) + "\r\n").encode()
 
 

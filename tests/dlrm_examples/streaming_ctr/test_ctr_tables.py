@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requirements of static and dynamic tables, checked against one dense parameter per table, and those of one kind."""
+"""Static and dynamic tables, checked against one dense parameter per table; then what only one of the two kinds does.
+
+Static tables have a row for each of the given ids from the start. Dynamic tables give an id a row when it is trained,
+within ``TableLimits``.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +139,7 @@ def test_static_tables_begin_where_the_caller_says() -> None:
     tables = StaticTables(
         FEATURES[2:], {"user": IDS}, SETTINGS, initial_embeddings=lambda table, ids: torch.full((len(ids), 6), 0.5)
     )
-    assert tables({"user": Jagged(IDS[:2], torch.tensor([2]))})["user"].tolist() == [[1.0] * 6]
+    assert tables({"user": Jagged(IDS[:2], torch.tensor([2]))})["user"].tolist() == [[1.0] * 6]  # The sum of two rows.
 
 
 def test_initial_embeddings_depend_on_seed_table_and_id_and_fill_their_range() -> None:
@@ -175,7 +179,7 @@ def test_without_limits_every_id_has_a_row_of_its_own() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_rows_beyond_the_limit_are_evicted(policy: Literal["lru", "lfu"]) -> None:
-    # The limit is 100 rows for the table that is used.
+    # Each of the two tables may have half of max_rows, and only one is used.
     use = use_under(TableLimits(max_rows=200, eviction=policy), num_ids=30)
     assert use.rows <= 95  # Eviction begins at 95 rows.
     assert use.rows + use.evicted == 130
@@ -184,13 +188,14 @@ def test_rows_beyond_the_limit_are_evicted(policy: Literal["lru", "lfu"]) -> Non
 
 def test_the_policy_reaches_the_tables() -> None:
     limits = [TableLimits(max_rows=100, eviction=policy) for policy in ("lru", "lfu")]
-    both = [
+    evictions = [
         DynamicTables(FEATURES, SETTINGS, limits=each).collection.merged_tables[0].config.eviction for each in limits
     ]
-    assert [eviction.policy for eviction in both if eviction is not None] == ["lru", "lfu"]
+    assert [eviction.policy for eviction in evictions if eviction is not None] == ["lru", "lfu"]
 
 
 def test_without_eviction_new_ids_get_no_row_when_there_is_no_room() -> None:
+    # max_rows is divided in proportion to table_sizes, the expected numbers of ids: "video" may have 100 rows.
     use = use_under(TableLimits(max_rows=150, table_sizes={"video": 20, "user": 10}), num_ids=30)
     assert (use.rows, use.evicted, use.refused) == (100, 0, 30)
 
@@ -228,6 +233,7 @@ def test_rows_of_few_look_ups_are_in_bfloat16() -> None:
 
 def test_the_rows_of_static_tables_are_there_from_the_start() -> None:
     tables = StaticTables(FEATURES, {"video": IDS, "user": IDS[:3]}, SETTINGS)
+    # Bytes of a row: its id, its embedding, and one float32 of row-wise Adagrad.
     assert tables.use() == TableUse(rows=10, num_bytes=10 * (8 + 4 * SETTINGS.dim + 4))
 
 

@@ -31,7 +31,7 @@ def log(kuairand_directory: Path) -> Log:
 
 
 def predict_after(log: Log, *parts: int, kind: Kind = "static", settings: TrainerSettings = SETTINGS) -> torch.Tensor:
-    """Logits of the last day from a model that stopped at each of ``parts`` on its way."""
+    """Logits of the last day after training up to each of ``parts`` in turn: numbers of examples from the start."""
     tables = make_tables(log, System(kind=kind), settings.tables, None)
     trainer = Trainer(log, tables, settings, num_train=log.num_train)
     for part in parts:
@@ -51,7 +51,7 @@ def test_the_log_is_cut_into_the_lists_of_its_examples(log: Log) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_learns_which_videos_are_clicked(log: Log, kind: Kind) -> None:
-    untrained, trained = predict_after(log, kind=kind), predict_after(log, 2 * log.num_train, kind=kind)
+    untrained, trained = predict_after(log, kind=kind), predict_after(log, 2 * log.num_train, kind=kind)  # Two epochs.
     for label in log.label_names:
         assert evaluate(log, untrained)[label].auc < 0.6
         assert evaluate(log, trained)[label].auc > 0.65

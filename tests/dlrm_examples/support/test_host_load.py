@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign load and steal: shares of processor time that other programs or the hypervisor took from a measurement.
 
-A ``ProcessorTime`` is a reading of the kernel's counters in seconds; ``own`` is the time of the measurement itself.
+A ``ProcessorTime`` is a reading of the kernel's counters in seconds over all usable cores: ``total`` is all time,
+``busy`` the time in which programs ran, ``own`` that of the measurement itself.
 ``is_busy``: foreign load and steal together took more than a tenth, too much for a comparison.
 """
 

@@ -122,7 +122,7 @@ TEST_F(CudaBatchDeviceTest, EncodedKeysAreDecoded) {
     batches.emplace_back(on_host.back());
     num_keys += size;
   }
-  // An odd number of words before the first key.
+  // One word before the first key: the words of keys are aligned to 8 bytes only.
   DeviceArray<std::uint64_t> const words(2 * num_keys + 1, 77), ids(num_keys, 0);
   DeviceArray<std::uint32_t> const tables(num_keys, 0), counts(num_keys, 0);
   std::vector<EncodePiece> encodes;
@@ -153,6 +153,7 @@ TEST_F(CudaBatchDeviceTest, EncodedKeysAreDecoded) {
   EXPECT_TRUE(ids.all() == expected_ids);
   EXPECT_TRUE(tables.all() == expected_tables);
   EXPECT_TRUE(counts.all() == expected_counts);
+  // encode() needs the counts of the keys.
   HostBatch const without_counts{.ids = {1, 2}};
   DeviceBatch const bad(without_counts);
   EXPECT_THROW(device_->encode(std::vector{EncodePiece{.keys = bad.keys(), .words = words.data()}}), base::UsageError);

@@ -146,6 +146,7 @@ TEST_F(CudaBatchDeviceTest, TheSumOfSquaresHasTheSameBitsInAllRuns) {
   DeviceBatch const batch(random_batch(random_, {.size = kSize}));
   DeviceArray<double> const sums(4, 0);
   for (std::size_t i = 0; i < 4; ++i) {
+    // The last call gets the same values at another alignment.
     auto const from = i == 3 ? other.span() : on_device.span().subspan(1);
     device_->add_squares({.keys = batch.keys(), .values = from}, kDim, sums.data() + i);
   }
@@ -238,6 +239,7 @@ TEST_F(CudaBatchDeviceTest, KeysCountIfAnyFlagIsSet) {
   DeviceBatch const batch(random_batch(random_, {.size = 10}));
   DeviceArray<std::uint32_t> const known(1, 6);
   constexpr std::size_t kStride = 3, kNumRanks = 400;
+  // Index of the flag that is set; the last index is beyond all flags, so none is set.
   for (std::size_t const set : {std::size_t{0}, std::size_t{1}, std::size_t{2}, 3 * kNumRanks - 2, 3 * kNumRanks}) {
     std::vector<float> flags(kStride * kNumRanks, 0);
     if (set < flags.size()) flags[set] = 0.5F;

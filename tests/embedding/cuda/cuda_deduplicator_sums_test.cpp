@@ -94,7 +94,7 @@ TEST_F(CudaDeduplicatorSumsTest, RowsLearnFromBagsTheSameInAllRuns) {
   constexpr std::size_t kSize = 50'000, kDim = 16;
   auto batch = random_batch(random_, {.size = kSize, .num_ids = 20'000});
   for (std::size_t i = 0; i < kSize; i += 3) batch.ids[i] = 42;
-  auto bags = all_kinds_of_bags(random_, kSize).back();
+  auto bags = all_kinds_of_bags(random_, kSize).back();  // With offsets and weights.
   // Positive weights: a sum that should be 0 would leave rounding errors, which Adagrad scales up to full size.
   for (float& weight : bags.weights) weight = std::abs(weight) + 1;
   std::vector<float> gradients(bags.size(kSize) * kDim);

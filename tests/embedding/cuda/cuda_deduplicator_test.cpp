@@ -69,7 +69,7 @@ TEST_F(CudaDeduplicatorTest, OnlyTheKnownKeysOfABatchCount) {
   for (std::uint32_t const num_known : {0U, 1U, 64U, 777U, 4'999U, 5'000U, 6'000U}) {
     SCOPED_TRACE(testing::Message() << num_known << " known");
     DeviceArray<std::uint32_t> const on_device_known(1, num_known);
-    std::size_t const known = std::min<std::size_t>(num_known, kSize);
+    std::size_t const known = std::min<std::size_t>(num_known, kSize);  // A larger number means all keys.
     auto const keys = on_device.keys(on_device_known.data());
     Room const room(keys);
     deduplicator_->from_unique(keys, room.view());
@@ -99,7 +99,7 @@ TEST_F(CudaDeduplicatorTest, RoutesAreThoseOfTheCpu) {
     for (std::uint32_t const num_ranks : {1U, 2U, 7U, 64U, 1'000U, kNumVirtualBuckets}) {
       SCOPED_TRACE(testing::Message() << size << " keys to " << num_ranks << " ranks");
       DeviceArray<std::uint32_t> const order(size, 77);
-      DeviceArray<std::int64_t> const counts(num_ranks, 77);
+      DeviceArray<std::int64_t> const counts(num_ranks, 77);  // Its size tells route() the number of ranks.
       auto const expected = route(batch.keys(), num_ranks);
       deduplicator_->route(on_device.keys(), order.span(), counts.span());
       EXPECT_TRUE(order.all() == expected.order);
@@ -196,6 +196,7 @@ TEST_F(CudaDeduplicatorTest, SizesThatDoNotAgreeAreRefused) {
                base::UsageError);
   EXPECT_THROW(deduplicator_->expand(room.view(), {}, 2, sums.span().first(3), values.span()), base::UsageError);
 
+  // There may be as many ranks as virtual buckets, ranges of key hashes by which ranks divide keys.
   DeviceArray<std::int64_t> const counts(kNumVirtualBuckets + 1, 0);
   DeviceArray<std::uint32_t> const order(3, 0);
   EXPECT_THROW(deduplicator_->route(keys, order.span(), {}), base::UsageError);

@@ -95,6 +95,7 @@ struct Step {
   DeviceArray<KeyStatus> statuses;
 };
 
+/// Unique keys: half of the keys of a step were in the step before. Else: random ids, of which some repeat.
 std::vector<std::unique_ptr<Step>> make_steps(std::size_t num_steps, std::size_t size, bool are_unique) {
   std::mt19937_64 random(size);
   std::vector<std::unique_ptr<Step>> steps;

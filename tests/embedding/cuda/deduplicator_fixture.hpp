@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Batches of keys on the host and on a CUDA device, and the fixture of tests that compare both.
+// Batches of keys (ids with their table's number) on the host and on a CUDA device, and the fixture of tests that
+// compare both.
 
 #pragma once
 
@@ -112,7 +113,7 @@ inline void expect_same(UniqueKeys const& actual, UniqueKeys const& expected) {
 /// Parameters of random_batch().
 struct BatchKind {
   std::size_t size = 0;
-  std::uint64_t num_ids = 1;
+  std::uint64_t num_ids = 1;  ///< Number of different ids to draw from.
   std::uint32_t num_tables = 1;
   std::uint64_t end_of_counts = 0;  ///< Upper bound of counts (exclusive); 0: no counts.
 };

@@ -29,6 +29,7 @@ Integers integers_of(std::span<T> values) {
 /// The same features in host memory and in device memory.
 class Batch {
  public:
+  /// Adds a feature with random ids. @param are_wide are ids and lengths of 64 bits? Else of 32
   void add(Pooling pooling, bool are_wide, bool has_weights, std::vector<std::int64_t> const& lengths,
            std::mt19937_64& random) {
     std::size_t num_ids = 0;

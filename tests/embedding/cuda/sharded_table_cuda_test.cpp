@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A ShardedTable of one rank on a device trains as one in host memory does. Gradients are small integers, so sums have
-// the same bits in any order. The variable `merged` is the index of a merged table: tables of equal options that share
-// storage.
+// the same bits in any order; the rows may differ by rounding in the optimizers. The variable `merged` is the index of
+// a merged table: tables of equal options that share storage.
 
 #include "device_array.hpp"
 #include "headway/embedding/batch_device.hpp"
@@ -130,6 +130,7 @@ TEST_P(CudaShardedTableTest, TrainsAsOneInHostMemory) {
     ASSERT_TRUE(actual.contains(key)) << "id " << key.second << " of table " << key.first;
     for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(actual[key][i], values[i], 1e-5) << "id " << key.second;
   }
+  // Keys of all batches, those left by the first deduplication, and those left by the second one.
   auto const traffic = device.traffic(), expected_traffic = host.traffic();
   EXPECT_EQ(traffic.keys, expected_traffic.keys);
   EXPECT_EQ(traffic.keys_routed, expected_traffic.keys_routed);

@@ -140,6 +140,7 @@ void TableHistory::draw_optimizer(Plan& plan) {
   if (kind == Kind::kSgd && one_in(3)) optimizer.weight_decay = 0.5;
   if (one_in(3)) {
     optimizer.decay = kernels::WeightDecay::kDecoupled;
+    // The factor 1 - learning_rate * weight_decay is 1/2, or 1.
     optimizer.weight_decay = plan.learning_rate > 0 ? 0.5 / plan.learning_rate : 0;
   }
 }
@@ -382,6 +383,7 @@ void TableHistory::compare_sizes() const {
 }
 
 void TableHistory::compare_contents() const {
+  // Two ranges of virtual buckets that meet anywhere.
   auto const middle = static_cast<std::uint32_t>(plan_.num_ids * 997 % (kNumVirtualBuckets + 1));
   for (auto const& [first, end] : {std::pair{0U, middle}, {middle, kNumVirtualBuckets}}) {
     static_cast<void>(compare_records(first, end));

@@ -5,8 +5,9 @@
 // Idea: a history draws the options of a table (limits, policy, precision, optimizer), then 50 to 199 operations with
 // random batches. Each operation runs on the table and on Oracle. After each one, statuses, embeddings, sizes and
 // statistics must agree; now and then, and at the end, all records and pending keys (those without a row yet) too. Rows
-// must not move within a generation, and no two keys may share a row. An operation of its own ("move in parts")
-// continues with a new table that imported everything in parts, as after a restart on another number of ranks.
+// must not move within a generation (a number that a table increases when rows may have moved or gone), and no two keys
+// may share a row. Records are listed by virtual buckets: ranges of key hashes. An operation of its own ("move in
+// parts") continues with a new table that imported everything in parts, as after a restart on another number of ranks.
 //
 // Example: a history has max_rows 40 and LRU. A find_or_insert reports kNoRoom where the oracle inserts: the program
 //   prints seed, options and operation, and a command line that plays the same history again.
@@ -111,7 +112,7 @@ class TableHistory {
   Plan plan_;
   std::unique_ptr<Table> table_;
   Oracle oracle_;
-  std::uint32_t step_ = 0, oldest_in_use_ = 0;
+  std::uint32_t step_ = 0, oldest_in_use_ = 0;  ///< Rows looked up in step oldest_in_use_ or later must stay.
   std::uint64_t num_updates_ = 0, num_operations_ = 0;
   char const* operation_ = "the first";
   std::uint64_t generation_ = 0;

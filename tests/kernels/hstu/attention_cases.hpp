@@ -8,14 +8,14 @@
 
 namespace headway::kernels {
 
-/// Time bounds with one bound in each eighth of an octave (by logarithm), from 1 on.
+/// Time bounds at even distances of logarithms: 8 for each factor of 2, from 1 on.
 inline std::vector<float> even_bounds(int size) {
   std::vector<float> bounds;
   for (int i = 0; i < size; ++i) bounds.push_back(std::exp2((static_cast<float>(i) + 0.5F) / 8));
   return bounds;
 }
 
-/// Time bounds of the research code: one bucket per 0.301 of the natural logarithm.
+/// Time bounds of generative-recommenders, the code of HSTU's authors: one bucket per 0.301 of the natural logarithm.
 inline std::vector<float> logarithmic_bounds(int size) {
   std::vector<float> bounds;
   for (int i = 1; i <= size; ++i) bounds.push_back(std::exp(0.301F * static_cast<float>(i)));
@@ -66,6 +66,7 @@ inline std::vector<AttentionCase> attention_cases() {
        .options = causal,
        .num_contextual = {3, 140, 0},
        .num_targets = {20, 0, 12}});
+  // Tokens see 60 positions back, but targets and the last 30 positions of the history (the tail) see all before them.
   add({.name = "AllRules",
        .num_queries = {520, 40},
        .options = masked({.window = 60, .full_attention_tail = 30}),

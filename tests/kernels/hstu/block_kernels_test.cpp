@@ -145,7 +145,7 @@ TYPED_TEST(BlockKernelsOf, TransposeBlocks) {
   std::vector<Real> const block = this->random_block(5 * 20);
   this->for_each_set([&](BlockKernels<Real> const& kernels) {
     std::vector<Real> transposed(17 * kBlockSize);
-    kernels.transpose(block.data(), 20, 5, 17, transposed.data(), kBlockSize);
+    kernels.transpose(block.data(), 20, 5, 17, transposed.data(), kBlockSize);  // 5 rows of 17, which are 20 apart.
     for (std::size_t row = 0; row < 5; ++row)
       for (std::size_t column = 0; column < 17; ++column)
         EXPECT_EQ(transposed[column * kBlockSize + row], block[row * 20 + column]);
@@ -158,6 +158,7 @@ TYPED_TEST(BlockKernelsOf, LoadFillsRowsWithZeros) {
   ElementType const type = sizeof(Real) == 4 ? ElementType::kFloat32 : ElementType::kFloat64;
   this->for_each_set([&](BlockKernels<Real> const& kernels) {
     std::vector<Real> block(2 * 20, 9);
+    // 2 rows of 2 columns, 3 apart in the source and 20 apart in the block.
     kernels.load({source.data(), type, 3, 2, 2}, block.data(), 20);
     EXPECT_EQ(std::vector<Real>(block.begin(), block.begin() + 4), (std::vector<Real>{1, 2, 0, 0}));
     EXPECT_EQ(std::vector<Real>(block.begin() + 20, block.begin() + 24), (std::vector<Real>{4, 5, 0, 0}));
@@ -191,6 +192,7 @@ TEST(BlockKernels, ReadAndRoundEveryElementOf16Bits) {
     auto const size = static_cast<std::int64_t>(values.size());
     for (BlockKernels<float> const& kernels : usable_block_kernels<float>()) {
       SCOPED_TRACE(kernels.instruction_set);
+      // All values are one row.
       std::vector<std::uint16_t> rounded(values.size());
       kernels.store(values.data(), size, {rounded.data(), type, size, 1, size});
       std::vector<float> read(static_cast<std::size_t>(padded(size)));
@@ -315,6 +317,7 @@ TEST_F(PairKernels, RoundNeighboursOfARowOrOfAColumn) {
         expect_same(row % 2 == 0 ? first_of(in_column) : second_of(in_column), expected);
         expect_same(column % 2 == 0 ? first_of(in_row) : second_of(in_row), expected);
       }
+    // The last pair of an odd number of values is padded with 0.
     for (std::int64_t column = 0; column < kColumns; ++column)
       ASSERT_EQ(second_of(of_rows[static_cast<std::size_t>(kNumRows / 2 * kBlockSize + column)]), 0);
     for (std::int64_t row = 0; row < kNumRows; ++row)

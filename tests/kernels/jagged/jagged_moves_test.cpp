@@ -142,7 +142,7 @@ TEST_P(JaggedMoves, ATransposeGoesFromFeaturesToSamples) {
 
 TEST_P(JaggedMoves, RunsOfRanksGoThereAndBack) {
   constexpr std::int64_t kFeatures = 3, kSamples = 10;
-  Numbers const bounds{0, 4, 4, 9, 10};
+  Numbers const bounds{0, 4, 4, 9, 10};  // Rank r has the samples bounds[r] to bounds[r + 1].
   Numbers const lengths = random_numbers(random_, kFeatures * kSamples, 6);
   Numbers const offsets = offsets_of(lengths);
   Numbers items, rank_lengths;
@@ -209,7 +209,7 @@ TEST_P(JaggedMoves, AGatherFillsRowsThatAreNotThereAndAScatterLeavesThemOut) {
   scatter.direction = Direction::kScatter;
   Bytes scattered = moved(scatter, source, kRowBytes, 12);
   for (std::size_t i = 0; i < scattered.size(); ++i) {
-    if (expected[i] == 7 && scattered[i] == 0xa5) scattered[i] = 7;  // A row that the scatter left untouched.
+    if (expected[i] == 7 && scattered[i] == 0xa5) scattered[i] = 7;  // Untouched: room() fills with 0xa5.
   }
   EXPECT_EQ(scattered, expected);
 }

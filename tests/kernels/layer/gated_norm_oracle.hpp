@@ -9,8 +9,9 @@
 
 namespace headway::kernels {
 
-/// Both passes of GatedNorm by definition in float64, row by row; gradients by the chain rule. Depending on `form`, the
-/// output is norm(x) or norm(x * s), alone, times the gate s = silu(u), or side by side with s and x (or norm(x)).
+/// Both passes of GatedNorm by definition in float64, row by row; gradients by the chain rule. With the gate
+/// s = silu(u), `form` selects the output: norm(x), norm(x) s, norm(x s), or s, x (or norm(x)) and norm(x) s side by
+/// side.
 struct GatedNormOracle {
   using Numbers = std::vector<double>;
 

@@ -19,7 +19,7 @@ namespace {
 constexpr GateForm kForms[] = {GateForm::kNone, GateForm::kNormThenGate, GateForm::kGateThenNorm, GateForm::kConcat,
                                GateForm::kConcatNorm};
 
-/// Shape and options of a test.
+/// Shape and options of a test. There are `gap` elements between the rows of inputs.
 struct NormCase {
   NormKind norm = NormKind::kLayer;
   GateForm form = GateForm::kNone;
@@ -178,6 +178,7 @@ TEST_P(GatedNorms, HaveGradientsOfEqualNumbersHoweverLarge) {
                                  .statistics = statistics.data(),
                                  .grad_out = {backend_->array(grad_out).data(), kColumns},
                                  .grad_x = grad_x.data()});
+  // The variance is 0, so the gradient is that of the output less its mean, times 1 / sqrt(eps) = 1000.
   expect_near<float>(grad_x, {-2000, -1000, 0, 1000, 2000}, "grad_x");
 }
 

@@ -77,7 +77,7 @@ class Acceptor {
 };
 
 /// An address that does not answer: its queue of connections is full, so its kernel drops new ones. It is no loopback
-/// address, since a Connector would wait for a loopback address.
+/// address: a Connector tries no further address while an attempt to a loopback address is open.
 class Silent {
  public:
   Silent() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -104,7 +104,7 @@ SocketAddress address_of_nobody() {
 
 /// Outcome of one Connector.
 struct Result {
-  Connector::Outcome outcome{};
+  Connector::Outcome outcome{};  ///< kElsewhere: no address leads to the rank.
   Clock::duration time{};
   std::string error;
   std::string address;

@@ -392,6 +392,7 @@ TEST(ControlSockets, AnAnnouncementOfARankThatWasGivenASecretGivesWayToOneThatWa
   auto gone = args[0];
   gone.options.secret = "sesame";
   leave_keys_of_a_failed_attempt(store, gone);
+  // Records that rank 1 took part in that attempt, so that the failure in the store does not count for it.
   StoreKeys::conclude(StoreKeys(store, "test").find_announcement(Clock::now() + seconds(1))->generation(), 1);
   auto rank_1 = std::async(std::launch::async, [&] { return connect_rank(1, args[1], store); });
   std::this_thread::sleep_for(milliseconds(50));

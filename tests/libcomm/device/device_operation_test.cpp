@@ -3,7 +3,8 @@
 // Failures of operations on a device. The driver is a table of functions that do nothing, so the test needs no device.
 //
 // Streams wait for words in shared memory. A peer that fails sets its `peer_failed` word and then lets the waits of the
-// streams pass; the reason follows in a message. An operation is not done before: it waits up to 1 s for it.
+// streams pass; the reason follows in a message. The operation is done when the reason has come, or after 1 s without
+// it.
 
 #include "device/device_operation.hpp"
 

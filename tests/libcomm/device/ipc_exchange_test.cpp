@@ -31,7 +31,7 @@ Deadline soon() { return Clock::now() + std::chrono::milliseconds(50); }
 Deadline later() { return Clock::now() + kPatience; }
 void never_give_up() {}
 
-/// A rank with a memory file for each peer. The size of the file encodes its owner.
+/// A rank with one memory file, which it sends to each peer. The size of the file encodes the rank.
 struct Rank {
   explicit Rank(int number) : rank(number), file(::memfd_create("headway-test", MFD_CLOEXEC)) {}
 

@@ -140,7 +140,7 @@ TEST(RouteChoice, IsOfWhoeverComesFirst) {
   EXPECT_EQ(choice.choose(0, Route::kDirectly), Route::kSlots);
   EXPECT_FALSE(choice.is_chosen(SyncWords::kNumDescriptors));
   EXPECT_EQ(choice.choose(SyncWords::kNumDescriptors, Route::kDirectly),
-            Route::kDirectly);  // The next message in the same place.
+            Route::kDirectly);  // The next message with the same descriptor.
   EXPECT_EQ(choice.choose(SyncWords::kNumDescriptors, Route::kSlots), Route::kDirectly);
   EXPECT_TRUE(choice.is_chosen(SyncWords::kNumDescriptors));
 }

@@ -17,20 +17,20 @@ using std::chrono::microseconds;
 constexpr int kManySteps = 1000;
 
 TEST(Backoff, SleepsOnceTheSpinTimeIsOver) {
-  Backoff backoff(false);
+  Backoff backoff(/*cores_are_shared=*/false);
   int steps = 0;
   while (backoff.next(microseconds(0)) != Backoff::Step::kSleep) ASSERT_LT(++steps, kManySteps);
 }
 
 TEST(Backoff, ALongerSpinTimePutsSleepOff) {
-  Backoff backoff(false);
+  Backoff backoff(/*cores_are_shared=*/false);
   auto const from = Clock::now();
   while (backoff.next(microseconds(5000)) != Backoff::Step::kSleep) continue;
   EXPECT_GE(Clock::now() - from, microseconds(5000));
 }
 
 TEST(Backoff, RestartsPutSleepOffButNotForEver) {
-  Backoff backoff(true);
+  Backoff backoff(/*cores_are_shared=*/true);
   auto const from = Clock::now();
   do {
     backoff.restart();

@@ -32,6 +32,7 @@ class Blocks {
     for (auto& block : blocks_) spans_.push_back(block.span());
   }
   [[nodiscard]] std::span<std::span<std::byte> const> spans() const { return spans_; }
+  /// Has each block i the bytes of seed `first_seed` + i, and an intact guard?
   [[nodiscard]] bool hold(std::uint64_t first_seed) const {
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       auto const bytes = blocks_[i].span();

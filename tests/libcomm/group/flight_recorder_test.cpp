@@ -24,7 +24,7 @@ using std::chrono::seconds;
 using Ranks = std::vector<int>;
 
 /// Records of a group's last operations. An exchange is queued from its start until the bound (max_lag) lets it be
-/// posted, which means sent.
+/// posted, which means sent. The callback of on_failure() is told of the group's failure, with the records.
 class FlightRecorderTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, std::size_t bytes) {

@@ -54,7 +54,8 @@ HostProxy::Message message_of(std::uint64_t number, std::uint64_t first_fragment
           .is_staged = size <= kStageBytes};
 }
 
-/// Memory that a rank shares with a peer on another host. Threads act as the streams of a device.
+/// Memory that a rank shares with a peer on another host. Threads act as the streams of a device: they wait for
+/// sync_words(), which the proxy writes, and write stream_sync_words(), which the proxy reads.
 class End {
  public:
   End(int rank, int peer) : rank_(rank), peer_(peer) {
@@ -76,7 +77,7 @@ class End {
     for (auto number = message.first_fragment; number < message.first_fragment + message.num_fragments; ++number) {
       if (number >= kSlots) await(remote_->sync_words(channel).consumed, number + 1 - kSlots);
       std::ranges::copy(part(bytes, channel, message, number),
-                        remote_->fragment(false, channel, number, message.is_staged));
+                        remote_->fragment(/*is_incoming=*/false, channel, number, message.is_staged));
       remote_->stream_sync_words(channel).arrived.store(number + 1, std::memory_order_release);
     }
   }
@@ -87,7 +88,8 @@ class End {
     for (auto number = message.first_fragment; number < message.first_fragment + message.num_fragments; ++number) {
       await(remote_->sync_words(channel).arrived, number + 1);
       auto const expected = part(bytes, channel, message, number);
-      std::span const came(remote_->fragment(true, channel, number, message.is_staged), expected.size());
+      std::span const came(remote_->fragment(/*is_incoming=*/true, channel, number, message.is_staged),
+                           expected.size());
       EXPECT_TRUE(same_bytes(came, expected)) << "fragment " << number << " from rank " << peer_;
       if ((number + 1) % kCreditStep != 0) continue;
       remote_->stream_sync_words(channel).consumed.store(number + 1, std::memory_order_release);

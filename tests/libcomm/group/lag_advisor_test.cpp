@@ -242,6 +242,7 @@ TEST(BusyClockTest, SeveralWaitsOrNoneMayLieBetweenTwoExchanges) {
   EXPECT_EQ(times.after_wait_us, 0U);
 }
 
+// A pause is a wait for something other than an exchange of this channel.
 TEST(BusyClockTest, APauseIsNeitherWorkNorTheFirstWait) {
   BusyClock clock;
   static_cast<void>(clock.exchange_started(0));

@@ -19,9 +19,9 @@
 namespace headway::comm {
 namespace {
 
-/// Random streams of exchanges on the real transports, at the speed of the host. all_to_all_stress tests the exchange
-/// itself under every order of events that a seed can make. This test covers the layers below: transports, threads and
-/// sleep.
+/// Random streams of exchanges on the real transports, at the speed of the host. ../stress/all_to_all_stress.cpp
+/// tests the exchange itself under every order of events that a seed can make. This test covers the layers below:
+/// transports, threads and sleep.
 class LagStressTest : public GroupTest {
  protected:
   /// Random settings of one round.

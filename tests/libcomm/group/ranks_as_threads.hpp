@@ -24,8 +24,8 @@ namespace headway::comm {
 struct GroupCase {
   char const* name;
   Transport transport;
-  bool wrap_checked = false;     ///< Wrap the transport in a CheckedEndpoint.
-  std::uint64_t fault_seed = 0;  ///< Seed of injected faults; 0: none.
+  bool wrap_checked = false;     ///< Wrap the transport in a CheckedEndpoint, which checks its calls.
+  std::uint64_t fault_seed = 0;  ///< Seed of delayed, repeated and reordered notifications; 0: none.
   bool allow_get = true;         ///< If false, large blocks go in fragments.
   int rdma_rails = 1;            ///< Queue pairs per peer.
 

@@ -52,6 +52,7 @@ class StartedRank {
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    // The build defines the command with '|' between its words: rank_process, or an emulator that runs it.
     auto words = split(HEADWAY_RANK_PROCESS, '|');
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;

@@ -7,7 +7,7 @@
 // first *UniqueBlocks::size_on_device are valid, until the host learns the number. The known keys of a batch are those
 // below *Keys::num_known, or all if that is null.
 //
-// Shapes: K keys of a batch, U of them unique, B bags, R ranks.
+// Shapes: K keys of a batch, U of them unique, B bags (lists of keys whose embeddings are summed), R ranks.
 
 #pragma once
 
@@ -40,7 +40,7 @@ struct Block {
   [[nodiscard]] Block first(std::size_t count) const { return {span.first(count), owner}; }
 };
 
-/// UniqueKeys in the memory of a device.
+/// UniqueKeys in the memory of a device. deduplicator.hpp explains the fields.
 struct UniqueBlocks {
   Block<std::uint64_t> ids{};                             ///< (U, or K if the host does not know U)
   Block<std::uint32_t> tables{}, counts{};                ///< (as `ids`) `tables` may be empty.
@@ -146,7 +146,7 @@ class BatchDevice {
   virtual void join(std::span<Feature const> features, JoinedFeatures const& out) = 0;
   /// Finds the unique keys of a batch.
   [[nodiscard]] virtual UniqueBlocks deduplicate(Keys const& keys) = 0;
-  /// Makes each key a unique key of its own.
+  /// Makes each key a unique key of its own, without looking for duplicates.
   [[nodiscard]] virtual UniqueBlocks from_unique(Keys const& keys) = 0;
   /// The same unique keys sorted by owner, and (R) the number of keys for each owner.
   [[nodiscard]] virtual std::pair<UniqueBlocks, Block<std::int64_t>> sort_by_owner(UniqueBlocks const& unique,

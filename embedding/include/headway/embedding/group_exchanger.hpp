@@ -21,8 +21,8 @@ namespace headway::embedding {
 class GroupExchanger final : public Exchanger {
  public:
   /// @param group must outlive the exchanger
-  /// @param channel of the group. All ranks start the exchanges on it in one order, whoever starts them. Nothing else
-  ///   may send messages whose `match` has bit 62 set.
+  /// @param channel of the group: its operations are numbered together. All ranks start the exchanges on it in one
+  ///   order, whoever starts them. Nothing else may send messages whose `match` (tag) has bit 62 set.
   /// @param while_waiting called every 200 ms of a wait; an exception of it ends the wait. None: nothing is called
   explicit GroupExchanger(comm::Group& group, int channel = 0, std::function<void()> while_waiting = {})
       : group_(group), channel_(channel), while_waiting_(std::move(while_waiting)) {}

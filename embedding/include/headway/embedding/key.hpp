@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Keys and their hash. Everything that spreads keys (stripes, buckets, probes, ranks) takes bits of one 128-bit hash,
-// and each takes different bits, so that the keys of one rank or stripe are still uniform in all other respects.
+// and each takes different bits, so that the keys of one rank or stripe are still uniform in all other respects. A
+// stripe is one of the 64 parts of a table's key index; a segment is a hash table in it.
 
 #pragma once
 

@@ -16,8 +16,8 @@ struct RecordFragment {
   std::uint32_t routing_version = 0;  ///< Version of the mapping from keys to buckets.
   std::uint64_t updates = 0;          ///< Optimizer steps of the table.
   std::uint32_t first_bucket = 0, end_bucket = 0;
-  std::uint32_t table = 0;  ///< Key::table
-  RecordColumns rows, pending;
+  std::uint32_t table = 0;      ///< Key::table
+  RecordColumns rows, pending;  ///< Keys with their rows; keys that wait for a row.
 };
 
 /// Number of bytes that encode() writes.

@@ -32,7 +32,7 @@ struct RecordColumns {
 /// A table that takes records.
 struct RecordTarget {
   Table* table = nullptr;
-  std::vector<std::uint32_t> numbers;  ///< Ids of tables (Key::table) whose records it takes.
+  std::vector<std::uint32_t> table_ids;  ///< Tables (Key::table) whose records it takes.
   /// Optimizer state of the rows, whatever the records say. None: that of the records; a table without state drops it.
   std::optional<float> initial_state{};
 };

@@ -23,7 +23,7 @@ class StepsInUse;  // Steps of the batches that exist (src/exchange/lookup_state
 
 enum class LookupStage : std::uint8_t;  // In src/exchange/lookup_state.hpp.
 
-/// Stages at which a lookup removes duplicates: before keys are sent, and at their owner.
+/// Stages at which a lookup removes duplicates: before keys are sent (first), and at their owner (second).
 enum class Dedup : std::uint8_t { kNone, kFirst, kSecond, kBoth };
 
 /// Tables with equal options, which share storage and exchanges. A key contains the id of its table, so equal ids of
@@ -33,7 +33,7 @@ struct MergedTable {
   std::vector<std::uint32_t> tables;  ///< Ids of the tables, as in Feature::table and Key::table.
   /// LookupMode::kRead gives zeros for ids without a row, instead of the embedding that an insertion would store.
   bool reads_unknown_as_zeros = false;
-  std::shared_ptr<Table> made{};  ///< A table with these options that exists already; none: it is made.
+  std::shared_ptr<Table> existing_table{};  ///< Use this table, which has these options; none: make one.
 };
 
 struct ShardedTableOptions {
@@ -61,7 +61,7 @@ struct GradientRows {
   bool may_change = false;
 };
 
-/// Keys and bytes of this rank since the tables were made. Bytes that a rank sends to itself do not count.
+/// Keys and bytes of this rank's lookups since the tables were made. Bytes that a rank sends to itself do not count.
 struct Traffic {
   std::uint64_t keys = 0;            ///< Keys of all batches.
   std::uint64_t keys_routed = 0;     ///< After the first deduplication.

@@ -217,7 +217,8 @@ class Table {
   virtual void clear() = 0;
 
   /// Lists the keys of virtual buckets [first_bucket, end_bucket), sorted by bucket, table and id: list() those with a
-  /// row, list_pending() those that wait for one, with their counts. The other columns are empty.
+  /// row, list_pending() those that wait for one, with their counts. The other columns are empty. A virtual bucket is a
+  /// range of key hashes (routing.hpp).
   [[nodiscard]] virtual Records list(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
   [[nodiscard]] virtual Records list_pending(std::uint32_t first_bucket, std::uint32_t end_bucket) const = 0;
   /// The records of keys. @throws base::UsageError if a key has no row

@@ -43,7 +43,8 @@ void expect_complete(Keys const& keys) {
   base::expects(keys.size() < std::numeric_limits<std::uint32_t>::max(), "a batch has less than 2^32 keys");
 }
 
-/// Values of each unique key, `of_unique / num_unique`. @throws base::UsageError unless each bag has as many
+/// Values of each unique key, from the number of values of all bags (of_bags) and of all unique keys (of_unique).
+/// @throws base::UsageError unless each bag has as many
 std::size_t dim_of(std::size_t num_bags, std::size_t of_bags, std::size_t num_unique, std::size_t of_unique) {
   std::size_t const dim = num_unique == 0 ? (num_bags == 0 ? 0 : of_bags / num_bags) : of_unique / num_unique;
   base::expects(of_bags == num_bags * dim && of_unique == num_unique * dim,

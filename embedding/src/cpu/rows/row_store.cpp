@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memory of rows and the blocks of row allocators; row_store.hpp has the idea.
+// Memory of rows and of their metadata, and the blocks of row allocators; row_store.hpp has the idea.
 
 #include "cpu/rows/row_store.hpp"
 
@@ -38,8 +38,8 @@ void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
   }
   bool const is_small = (num_taken_ * kBlockRows + num_rows) * row_bytes_ < HugeMemory::kPageBytes;
   auto const pages = is_small ? HugeMemory::Pages::kSmall : HugeMemory::Pages::kHuge;
-  // A chunk holds the rows, then their notes.
-  while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowNotes)), pages);
+  // A chunk holds the rows, then their metadata.
+  while (chunks_.size() < chunks) chunks_.emplace_back(rows_per_chunk() * (row_bytes_ + sizeof(RowMetadata)), pages);
   if (!is_small) {
     for (auto& chunk : chunks_) {
       if (chunk.pages() == HugeMemory::Pages::kSmall) chunk.use_huge_pages();
@@ -67,8 +67,8 @@ std::size_t RowStore::bytes_in(HugeMemory const& chunk, std::size_t num_rows) co
   auto const pages_of = [page](std::size_t begin, std::size_t size) {
     return size == 0 ? 0 : round_up(begin + size, page) - begin / page * page;
   };
-  std::size_t const notes_begin = rows_per_chunk() * row_bytes_;
-  return std::min(pages_of(0, num_rows * row_bytes_) + pages_of(notes_begin, num_rows * sizeof(RowNotes)),
+  std::size_t const metadata_begin = rows_per_chunk() * row_bytes_;
+  return std::min(pages_of(0, num_rows * row_bytes_) + pages_of(metadata_begin, num_rows * sizeof(RowMetadata)),
                   chunk.size());
 }
 

@@ -4,7 +4,7 @@
 //
 // Idea: a RowId is an index. Its high bits choose a chunk, its low bits a row in it, so rows never move as the store
 // grows. A chunk holds 2^n rows, in 32 MiB or less (a block, if rows are longer than 512 KiB), and behind them their
-// metadata (RowNotes), so that reading it touches no line of values. A chunk is mapped before it is needed and costs
+// metadata (RowMetadata), so that reading it touches no line of values. A chunk is mapped before it is needed and costs
 // nothing until its rows are written. Rows are handed out in blocks, each to one RowAllocator. The free rows of a block
 // are bits of one word.
 //
@@ -13,7 +13,7 @@
 // Invariants: row 0 is RowId::kNone and is never handed out. A block belongs to one allocator, and so to one thread at
 //   a time. free_rows_ has capacity for all mapped blocks, so adding one moves no word that another thread uses.
 //   Freed rows stay with the allocator of their block; chunks are unmapped only by clear().
-// Complexity: O(1) to allocate and free, with a lock once in 64 rows. Notes take 12 bytes, and a free bit, for each
+// Complexity: O(1) to allocate and free, with a lock once in 64 rows. Metadata take 12 bytes, and a free bit, for each
 //   row.
 
 #pragma once
@@ -31,18 +31,18 @@
 namespace headway::embedding {
 
 /// Metadata of a row, besides embedding and optimizer state.
-struct RowNotes {
+struct RowMetadata {
   std::uint32_t count;  ///< Number of lookups; saturates.
   std::uint32_t step;   ///< Step of the last lookup.
   float state;          ///< Scalar of a row-wise optimizer.
 };
 
-/// Memory of rows of one size, with their notes. Pages are huge once the rows fill at least one huge page:
-/// a small table would otherwise take two of them, one for rows and one for notes.
+/// Memory of rows of one size, with their metadata. Pages are huge once the rows fill at least one huge page:
+/// a small table would otherwise take two of them, one for rows and one for metadata.
 class RowStore {
  public:
-  static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;
-  static constexpr std::size_t kNumIds = kNumRowIds;
+  static constexpr std::size_t kBlockRows = 64, kRowUnit = 16;  ///< Rows of a block; unit of a row's size in bytes.
+  static constexpr std::size_t kNumIds = kNumRowIds;            ///< Most row ids, with those mapped ahead.
 
   /// @param row_bytes a positive multiple of kRowUnit
   /// @throws base::UsageError if it is not
@@ -58,15 +58,15 @@ class RowStore {
   [[nodiscard]] std::byte* row(RowId id) const {
     return chunks_[chunk_of(id)].data() + index_in_chunk(id) * row_bytes_;
   }
-  [[nodiscard]] RowNotes& notes(RowId id) const {
-    return reinterpret_cast<RowNotes*>(chunks_[chunk_of(id)].data() +
-                                       rows_per_chunk() * row_bytes_)[index_in_chunk(id)];
+  [[nodiscard]] RowMetadata& metadata(RowId id) const {
+    return reinterpret_cast<RowMetadata*>(chunks_[chunk_of(id)].data() +
+                                          rows_per_chunk() * row_bytes_)[index_in_chunk(id)];
   }
 
   [[nodiscard]] std::size_t row_bytes() const { return row_bytes_; }
   /// Rows of all blocks that were taken, in use or free. No other thread may allocate meanwhile.
   [[nodiscard]] std::size_t num_rows() const { return num_taken_ * kBlockRows; }
-  /// Bytes of the pages that hold rows and notes of taken blocks, and of the bits of free rows.
+  /// Bytes of the pages that hold rows and metadata of taken blocks, and of the bits of free rows.
   [[nodiscard]] std::size_t num_bytes() const;
   [[nodiscard]] std::size_t num_chunks() const { return chunks_.size(); }
   [[nodiscard]] std::size_t rows_per_chunk() const { return std::size_t{1} << chunk_bits_; }
@@ -83,7 +83,7 @@ class RowStore {
   /// Index of a new block; nullopt if the reserved rows are used up. Thread-safe.
   [[nodiscard]] std::optional<std::size_t> take_block();
   [[nodiscard]] std::size_t blocks_per_chunk() const { return rows_per_chunk() / kBlockRows; }
-  /// Bytes of the pages that hold the first `num_rows` rows of a chunk and their notes.
+  /// Bytes of the pages that hold the first `num_rows` rows of a chunk and their metadata.
   [[nodiscard]] std::size_t bytes_in(HugeMemory const& chunk, std::size_t num_rows) const;
 
   std::size_t row_bytes_;

@@ -2,7 +2,7 @@
 
 // Contents of rows on the CPU. Rows are stored in float32, or in bfloat16 if their keys are rare (cold rows), and are
 // read and written as float32. The layout of a row is its embedding (dim numbers), then its optimizer state in float32.
-// Its notes, which are lookup count, step of the last lookup and state of a row-wise optimizer, are apart
+// Its metadata, which are lookup count, step of the last lookup and state of a row-wise optimizer, are apart
 // (row_store.hpp).
 
 #include "cpu/rows/table_rows.hpp"
@@ -91,7 +91,7 @@ void TableRows::initialise(RowId id, Key key, Initializer const& initializer, st
     write(id, scratch);
   }
   std::ranges::fill(state(id), optimizer_.initial_state());
-  notes(id) = {.count = 0, .step = 0, .state = optimizer_.initial_state()};
+  metadata(id) = {.count = 0, .step = 0, .state = optimizer_.initial_state()};
 }
 
 void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step, std::span<float> scratch) {
@@ -102,14 +102,14 @@ void TableRows::move(RowId from, RowId to, Key key, std::uint64_t step, std::spa
     write_stochastically(to, key, step, scratch);
   }
   std::ranges::copy(state(from), state(to).begin());
-  notes(to) = notes(from);
+  metadata(to) = metadata(from);
 }
 
 void TableRows::update(RowId id, Key key, Step const& step, std::span<float const> gradient, std::span<float> scratch) {
   // A float32 row is updated in place. A bfloat16 row is widened to scratch, updated there, and rounded back.
   bool const is_cold = precision_of(id) == Precision::kBfloat16;
   if (is_cold) read(id, scratch);
-  optimizer_.update(step.factors, is_cold ? scratch : embedding(id), state(id), notes(id).state, gradient);
+  optimizer_.update(step.factors, is_cold ? scratch : embedding(id), state(id), metadata(id).state, gradient);
   if (is_cold) write_stochastically(id, key, step.number, scratch);
 }
 

@@ -13,9 +13,9 @@
 
 namespace headway::embedding {
 
-/// Contents of a table's rows: embedding, optimizer state and notes (lookup count, step of the last lookup, state of a
-/// row-wise optimizer). There are two stores, one for each precision. Rows in bfloat16 are called cold.
-/// Different rows may be used by different threads at the same time.
+/// Contents of a table's rows: embedding, optimizer state and metadata (lookup count, step of the last lookup, state of
+/// a row-wise optimizer). There are two stores, one for each precision. Rows in bfloat16 are called cold. Different
+/// rows may be used by different threads at the same time.
 class TableRows {
  public:
   /// @throws base::UsageError for a dim out of its range
@@ -44,7 +44,7 @@ class TableRows {
   }
   /// Prefetches the cache lines of a row's embedding and state.
   void prefetch(RowId id) const;
-  [[nodiscard]] RowNotes& notes(RowId id) const { return store_of(id).notes(plain(id)); }
+  [[nodiscard]] RowMetadata& metadata(RowId id) const { return store_of(id).metadata(plain(id)); }
   /// (dim) Embedding of a float32 row; null for a bfloat16 row.
   [[nodiscard]] float const* find_embedding(RowId id) const {
     return precision_of(id) == Precision::kFloat32 ? embedding(id).data() : nullptr;
@@ -55,15 +55,15 @@ class TableRows {
   void write(RowId id, std::span<float const> embedding);
   /// (state_size(dim)) Optimizer state of a row.
   [[nodiscard]] std::span<float> state(RowId id) const;
-  /// Sets initial embedding, state and notes of a new row.
+  /// Sets initial embedding, state and metadata of a new row.
   /// @param scratch (dim), for a cold row; likewise below
   void initialise(RowId id, Key key, Initializer const& initializer, std::span<float> scratch);
-  /// Copies embedding, state and notes to a row of another precision. `key` and `step` choose the random bits of
+  /// Copies embedding, state and metadata to a row of another precision. `key` and `step` choose the random bits of
   /// rounding.
   void move(RowId from, RowId to, Key key, std::uint64_t step, std::span<float> scratch);
   /// Factors of one optimizer step, computed once for all rows.
   struct Step {
-    std::uint64_t number;
+    std::uint64_t number;  ///< Number of the optimizer step; chooses the random bits of rounding.
     kernels::UpdateFactors factors;
   };
   [[nodiscard]] Step step(kernels::OptimizerStep const& step) const { return {step.number, optimizer_.factors(step)}; }

@@ -131,7 +131,7 @@ class CpuTable final : public Table {
   /// @returns false, with nothing counted, if a key has no row, or if lookups may change precisions or remove rows
   [[nodiscard]] bool look_up_known(Keys const& keys, std::span<RowId> rows);
   /// Adds `count` lookups in the present step. Threads may count the same row at the same time.
-  void count_lookup(RowNotes& notes, std::uint32_t count) const;
+  void count_lookup(RowMetadata& metadata, std::uint32_t count) const;
   /// Import plan of a batch. If no row can be cold, counts decide nothing: all records are written in order.
   [[nodiscard]] LastOfEach last_of_each(Records const& records);
   /// Allocates and initialises the row of a key that was looked up `count` times.
@@ -147,13 +147,13 @@ class CpuTable final : public Table {
   void free_row(Stripe& stripe, RowWord word);
   /// Moves a row to the other precision.
   void change_precision(Stripe& stripe, Key key, RowWord& word);
-  [[nodiscard]] bool is_in_use(RowNotes const& notes) const { return notes.step >= oldest_in_use_; }
+  [[nodiscard]] bool is_in_use(RowMetadata const& metadata) const { return metadata.step >= oldest_in_use_; }
   [[nodiscard]] bool is_cold(std::uint32_t count) const { return count < options_.hot_count; }
   [[nodiscard]] Expiry expiry() const {
     return {.step = step_, .oldest_in_use = oldest_in_use_, .time_to_live = options_.time_to_live};
   }
-  [[nodiscard]] bool is_expired(RowNotes const& notes) const {
-    return options_.time_to_live > 0 && expiry()(notes.step);
+  [[nodiscard]] bool is_expired(RowMetadata const& metadata) const {
+    return options_.time_to_live > 0 && expiry()(metadata.step);
   }
   /// The order in which rows are evicted, and the rows that stay.
   struct EvictionOrder {
@@ -167,7 +167,7 @@ class CpuTable final : public Table {
   /// queues if they may be used.
   void evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low);
 
-  /// Calls `visit(key, row)` for the rows of the next 64 buckets, after prefetching their notes.
+  /// Calls `visit(key, row)` for the rows of the next 64 buckets, after prefetching their metadata.
   template <class Visit>
   void visit_part(Stripe const& stripe, EvictionQueue::Cursor& cursor, Visit visit) const {
     constexpr std::size_t kBuckets = 64;
@@ -175,7 +175,7 @@ class CpuTable final : public Table {
     std::size_t num_found = 0;
     stripe.index.scan(cursor, kBuckets, [&](Key key, RowWord word) {
       if (!is_row(word)) return;
-      __builtin_prefetch(&rows_.notes(row_of(word)));
+      __builtin_prefetch(&rows_.metadata(row_of(word)));
       found[num_found++] = {key, row_of(word)};
     });
     for (std::size_t i = 0; i < num_found; ++i) visit(found[i].first, found[i].second);
@@ -190,11 +190,11 @@ class CpuTable final : public Table {
     return options_.eviction_batch != TableOptions::kUnlimited && options_.eviction != EvictionPolicy::kNone &&
            !expires_by_count && newest_step_ <= step_;
   }
-  [[nodiscard]] EvictionScore score_of(Key key, RowNotes const& notes) const;
+  [[nodiscard]] EvictionScore score_of(Key key, RowMetadata const& metadata) const;
   /// Queues a new row if its score is below the horizon. It waits first, as it is in use.
-  void queue_new_row(Stripe& stripe, Key key, RowNotes const& notes) const {
+  void queue_new_row(Stripe& stripe, Key key, RowMetadata const& metadata) const {
     if (horizon_.next == kLeastScore) return;
-    if (auto const score = score_of(key, notes); score < horizon_.next) stripe.queue.wait({score, key});
+    if (auto const score = score_of(key, metadata); score < horizon_.next) stripe.queue.wait({score, key});
   }
   void evict_from_queues(std::size_t num_evicted);
   /// Takes entries of all stripes until `ready` has the `count` rows of least scores that are not in use.
@@ -244,8 +244,8 @@ class CpuTable final : public Table {
   /// Present step. Rows looked up in step oldest_in_use_ or later are in use.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
   std::uint32_t newest_step_ = 0;  ///< Newest step of an imported row.
-  EvictionHorizon horizon_;
-  std::size_t num_first_ = 0;  ///< Entries of all first queues when the horizon advanced.
+  EvictionHorizon horizon_;        ///< Rows with a score below it are queued.
+  std::size_t num_first_ = 0;      ///< Entries of all queues in use (EvictionQueue::size()) when the horizon advanced.
 };
 
 template <class Announce, class Visit>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Eviction of a few rows in each step, from queues. eviction_queue.hpp explains the queue of one stripe.
+// Eviction of a few rows in each step, from queues. eviction_queue.hpp explains the queue of one stripe. Rows of the
+// least scores go first. The horizon is the score below which rows are queued. Each stripe has a first queue, which is
+// being used up, and a next one, which a scan of all rows fills meanwhile.
 //
 // Idea: the `count` least rows of all 64 stripes are wanted (ready_least). Each stripe moves its expected share, and
 // 10% and 8 entries more, from its queue to `ready`; entries whose score is outdated go back, rows in use wait. The
@@ -45,8 +47,8 @@ std::uint32_t step_of(EvictionPolicy policy, EvictionScore const& score) {
 
 }  // namespace
 
-EvictionScore CpuTable::score_of(Key key, RowNotes const& notes) const {
-  return {eviction_score(options_.eviction, notes.step, notes.count, expiry()), hash_of(key).low};
+EvictionScore CpuTable::score_of(Key key, RowMetadata const& metadata) const {
+  return {eviction_score(options_.eviction, metadata.step, metadata.count, expiry()), hash_of(key).low};
 }
 
 void CpuTable::evict_batch(std::size_t num_rows, std::size_t allowed, std::size_t low) {
@@ -136,12 +138,12 @@ void CpuTable::make_ready(Stripe& stripe, Wants wants) {
     }
     for (std::size_t i = 0; i < num_taken; ++i) {
       rows[i] = row_of(stripe.index.find(taken[i].key, hash_of(taken[i].key)));
-      if (rows[i] != RowId::kNone) __builtin_prefetch(&rows_.notes(rows[i]));
+      if (rows[i] != RowId::kNone) __builtin_prefetch(&rows_.metadata(rows[i]));
     }
     for (std::size_t i = 0; i < num_taken; ++i) {
       if (rows[i] == RowId::kNone) continue;
-      EvictionCandidate const now{score_of(taken[i].key, rows_.notes(rows[i])), taken[i].key};
-      if (is_in_use(rows_.notes(rows[i]))) {
+      EvictionCandidate const now{score_of(taken[i].key, rows_.metadata(rows[i])), taken[i].key};
+      if (is_in_use(rows_.metadata(rows[i]))) {
         stripe.queue.wait(now);
       } else if (now.score != taken[i].score) {
         stripe.queue.add(now, horizon_);
@@ -205,10 +207,10 @@ void CpuTable::scan(Stripe& stripe, double part) {
   auto const num_wanted = static_cast<std::size_t>(part * static_cast<double>(num_buckets));
   while (!cursor.is_over && (part >= 1 || cursor.num_done < num_wanted)) {
     visit_part(stripe, cursor, [&](Key key, RowId row) {
-      auto const& notes = rows_.notes(row);
+      auto const& metadata = rows_.metadata(row);
       // Most rows are above the horizon; do not compute their hash.
-      if (eviction_score(options_.eviction, notes.step, notes.count, expiry()) > horizon_.next.first) return;
-      auto const score = score_of(key, notes);
+      if (eviction_score(options_.eviction, metadata.step, metadata.count, expiry()) > horizon_.next.first) return;
+      auto const score = score_of(key, metadata);
       if (score >= horizon_.known) stripe.queue.add({score, key}, horizon_);
     });
   }
@@ -232,7 +234,7 @@ EvictionScore CpuTable::next_horizon() const {
     EvictionQueue::Cursor cursor;
     visit_part(stripe, cursor, [&](Key key, RowId row) {
       ++num_rows;
-      auto const score = score_of(key, rows_.notes(row));
+      auto const score = score_of(key, rows_.metadata(row));
       if (score >= horizon_.known) scores.push_back(score);
     });
   }

@@ -37,7 +37,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kNotesAhead = 64;     // Prefetch distance in RowNotes.
+constexpr std::size_t kMetadataAhead = 64;  // Prefetch distance in RowMetadata.
 constexpr std::size_t kValuesPerLine = 16;  // Floats of a cache line.
 
 }  // namespace
@@ -73,22 +73,22 @@ bool CpuTable::look_up_known(Keys const& keys, std::span<RowId> rows) {
   if (!are_known.load(std::memory_order_relaxed)) return false;
   thread_pool_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
-      if (i + kNotesAhead < end) __builtin_prefetch(&rows_.notes(rows[i + kNotesAhead]), 1);
-      count_lookup(rows_.notes(rows[i]), keys.counts.empty() ? 1 : keys.counts[i]);
+      if (i + kMetadataAhead < end) __builtin_prefetch(&rows_.metadata(rows[i + kMetadataAhead]), 1);
+      count_lookup(rows_.metadata(rows[i]), keys.counts.empty() ? 1 : keys.counts[i]);
     }
   });
   return true;
 }
 
-void CpuTable::count_lookup(RowNotes& notes, std::uint32_t count) const {
+void CpuTable::count_lookup(RowMetadata& metadata, std::uint32_t count) const {
   // A key may repeat in ranges of different threads, so counts are atomic. Relaxed is enough: readers see the counts
   // after the end of the call, which synchronises (ThreadPool's mutex, then `mutex_`).
   if (thread_pool_->num_threads() == 1) {
-    notes.count = saturating_sum(notes.count, count);
-    notes.step = step_;
+    metadata.count = saturating_sum(metadata.count, count);
+    metadata.step = step_;
     return;
   }
-  std::atomic_ref const shared_count(notes.count), shared_step(notes.step);
+  std::atomic_ref const shared_count(metadata.count), shared_step(metadata.step);
   std::uint32_t before = shared_count.load(std::memory_order_relaxed);
   while (!shared_count.compare_exchange_weak(before, saturating_sum(before, count), std::memory_order_relaxed)) {
   }
@@ -114,22 +114,22 @@ RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
   auto const precision = is_cold(count) ? Precision::kBfloat16 : Precision::kFloat32;
   RowId const row = stripe.rows.allocate(precision);
   rows_.initialise(row, key, options_.initializer, stripe.scratch);
-  auto& notes = rows_.notes(row);
-  notes.count = count;
-  notes.step = step_;
+  auto& metadata = rows_.metadata(row);
+  metadata.count = count;
+  metadata.step = step_;
   if (precision == Precision::kBfloat16) ++stripe.num_cold;
   ++stripe.num_rows;
   ++stripe.statistics.inserted;
-  queue_new_row(stripe, key, notes);
+  queue_new_row(stripe, key, metadata);
   return RowWord{static_cast<std::uint32_t>(row)};
 }
 
 void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count) {
-  auto& notes = rows_.notes(row_of(word));
-  bool const is_first_of_step = notes.step != step_;
-  notes.count = saturating_sum(notes.count, count);
-  notes.step = step_;
-  if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(notes.count)) return;
+  auto& metadata = rows_.metadata(row_of(word));
+  bool const is_first_of_step = metadata.step != step_;
+  metadata.count = saturating_sum(metadata.count, count);
+  metadata.step = step_;
+  if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(metadata.count)) return;
   // The row id was already given out in this step, so the row must not move.
   if (!is_first_of_step) return;
   change_precision(stripe, key, word);
@@ -155,13 +155,13 @@ void CpuTable::make_room(Keys const& keys, Lookups const& lookups) {
   // If the batch might not fit, look up which keys are new and plan which of them get a row.
   if (keys.size() > room()) {
     words_.resize(keys.size());
-    auto const nothing = [](std::size_t) {};
-    in_stripes(nothing,
+    auto const no_prefetch = [](std::size_t) {};
+    in_stripes(no_prefetch,
                [&](Stripe& stripe, std::size_t i, Hash hash) { words_[i] = stripe.index.find(keys[i], hash); });
     std::size_t const wanted = plan_insertions(keys, lookups, room());
     if (options_.eviction != EvictionPolicy::kNone && wanted > room()) {
-      in_stripes(nothing, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
-        if (is_row(words_[i])) rows_.notes(row_of(words_[i])).step = step_;  // Marks it as in use: not evicted.
+      in_stripes(no_prefetch, [&](Stripe& /*stripe*/, std::size_t i, Hash /*hash*/) {
+        if (is_row(words_[i])) rows_.metadata(row_of(words_[i])).step = step_;  // Marks it as in use: not evicted.
       });
       std::size_t const allowed = options_.max_rows - std::min(options_.max_rows, wanted);
       evict_batch(size.rows, allowed, std::min(options_.low_water, allowed));

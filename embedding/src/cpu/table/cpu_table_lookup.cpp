@@ -97,7 +97,7 @@ void CpuTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatus
   thread_pool_->in_ranges(keys.size(), [&](std::size_t /*range*/, std::size_t first, std::size_t end) {
     StagedFind(keys, key_kernels_, all).run(first, end, [&](std::size_t i, RowWord word) {
       rows[i] = row_of(word);
-      if (rows[i] != RowId::kNone && is_expired(rows_.notes(rows[i]))) rows[i] = RowId::kNone;
+      if (rows[i] != RowId::kNone && is_expired(rows_.metadata(rows[i]))) rows[i] = RowId::kNone;
       if (!statuses.empty()) statuses[i] = rows[i] == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
     });
   });

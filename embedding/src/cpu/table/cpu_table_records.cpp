@@ -5,7 +5,7 @@
 // Idea: a checkpoint lists the keys of a range of virtual buckets, in the order (bucket, table, id), then exports their
 // records in pieces. The order depends on the keys alone, so tables with equal contents give equal listings. list()
 // visits each stripe on one thread and lets KeyListing sort. export_records() looks the keys up and copies what the
-// rows hold. import_records() inserts the keys beyond all limits, and writes what the records hold into the rows.
+// rows hold. import_records() inserts the keys regardless of max_rows, and writes what the records hold into the rows.
 //
 // Example: a rank of two owns buckets 0 to 8,191 of 16,384. list(0, 8192) gives its keys. A run with four ranks reads
 //   the same records in two parts, list(0, 4096) and list(4096, 8192).
@@ -46,6 +46,7 @@ Records CpuTable::list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wan
     });
     listing.put(index, found);
   });
+  // `wanted` is is_row or is_pending; only the latter is true here.
   return listing.sorted(*thread_pool_,
                         wanted(RowWord::kPending) ? KeyListing::Columns::kCounts : KeyListing::Columns::kKeys);
 }
@@ -78,16 +79,16 @@ Records CpuTable::export_records(Keys const& keys) const {
         throw base::UsageError("key " + std::to_string(keys[i].id) + " of table " + std::to_string(keys[i].table) +
                                " has no row to export");
       }
-      // The notes of a row are what a table keeps beside its weights: count, step of the last lookup, and the one
+      // The metadata of a row are what a table keeps beside its weights: count, step of the last lookup, and the one
       // float of a row-wise optimizer.
-      auto const& notes = rows_.notes(rows[i]);
+      auto const& metadata = rows_.metadata(rows[i]);
       records.tables[i] = keys[i].table;
-      records.counts[i] = notes.count;
-      records.steps[i] = notes.step;
+      records.counts[i] = metadata.count;
+      records.steps[i] = metadata.step;
       rows_.read(rows[i], std::span(records.embeddings).subspan(i * dim, dim));
       auto const state = rows_.state(rows[i]);
       std::ranges::copy(state, records.states.begin() + static_cast<std::ptrdiff_t>(i * width));
-      if (width > state.size()) records.states[(i + 1) * width - 1] = notes.state;
+      if (width > state.size()) records.states[(i + 1) * width - 1] = metadata.state;
     }
   });
   return records;
@@ -116,9 +117,9 @@ void CpuTable::import_records(Records const& records, std::span<KeyStatus> statu
         auto const state = rows_.state(row);
         std::copy_n(records.states.begin() + static_cast<std::ptrdiff_t>(i * width), state.size(), state.begin());
         // The last column of `states` is the scalar of a row-wise optimizer.
-        rows_.notes(row) = {.count = records.counts[i],
-                            .step = records.steps[i],
-                            .state = width > state.size() ? records.states[(i + 1) * width - 1] : 0};
+        rows_.metadata(row) = {.count = records.counts[i],
+                               .step = records.steps[i],
+                               .state = width > state.size() ? records.states[(i + 1) * width - 1] : 0};
       });
 }
 

@@ -6,14 +6,14 @@
 // Idea of the scan (evict_locked, forget_pending): collect the scores of all candidates, one list for each stripe. Find
 // the score of the last one to go with nth_element. Erase all candidates up to that score. Scores end in the key's
 // hash, so the number of erased rows is exact unless hashes are equal. Expiry (sweep_expired) visits the rows of one
-// stripe of 64 in each step. Lookups find expired rows absent before that.
+// stripe of 64 for each step that passed. Lookups find expired rows absent before that.
 //
 // Example: rows with (step, hash) (1, 7), (1, 3), (4, 5), all not in use; LRU; two rows may stay.
 //   One row goes. The last score to go is (1, 3), so that row is erased and (1, 7) stays.
 //
 // Invariants: a row looked up since oldest_in_use stays. The order is the same with queues (cpu_table_eviction.cpp) and
 //   on CUDA devices.
-// Complexity: O(rows) for a scan, with 16 bytes of scratch memory for each row.
+// Complexity: O(rows) for a scan, with 16 bytes of scratch memory for each row, and more while the lists are joined.
 
 #include "cpu/table/cpu_table.hpp"
 #include "expect_batch.hpp"
@@ -87,9 +87,9 @@ std::size_t CpuTable::evict_locked(std::size_t num_rows, EvictionOrder const& or
   if (size <= num_rows) return 0;
   // Score of a row that may be evicted; nullopt for a row in use.
   auto const score_of_row = [&](Key key, RowWord word) -> std::optional<Score> {
-    auto const& notes = rows_.notes(row_of(word));
-    if (notes.step >= order.oldest_in_use) return std::nullopt;
-    return Score{eviction_score(order.policy, notes.step, notes.count, expiry()), hash_of(key).low};
+    auto const& metadata = rows_.metadata(row_of(word));
+    if (metadata.step >= order.oldest_in_use) return std::nullopt;
+    return Score{eviction_score(order.policy, metadata.step, metadata.count, expiry()), hash_of(key).low};
   };
   std::vector<std::vector<Score>> parts(stripes_.size());
   thread_pool_->run(stripes_.size(), [&](std::size_t index) {
@@ -124,7 +124,7 @@ void CpuTable::sweep_expired(std::uint32_t step_before) {
     EvictionQueue::Cursor cursor;
     while (!cursor.is_over) {
       visit_part(stripe, cursor, [&](Key key, RowId row) {
-        if (!is_expired(rows_.notes(row))) return;
+        if (!is_expired(rows_.metadata(row))) return;
         free_row(stripe, stripe.index.erase(key, hash_of(key)));
         ++stripe.statistics.expired;
       });
@@ -170,10 +170,10 @@ void CpuTable::halve_counts() {
         word = pending_word(pending_count_of(word) / 2);
         return;
       }
-      auto& notes = rows_.notes(row_of(word));
-      notes.count /= 2;
+      auto& metadata = rows_.metadata(row_of(word));
+      metadata.count /= 2;
       bool const is_float32 = precision_of(row_of(word)) == Precision::kFloat32;
-      if (is_float32 && is_cold(notes.count) && !is_in_use(notes)) change_precision(stripe, key, word);
+      if (is_float32 && is_cold(metadata.count) && !is_in_use(metadata)) change_precision(stripe, key, word);
     });
   });
 }
@@ -196,7 +196,7 @@ void CpuTable::remove_expired_of(Keys const& keys) {
   in_stripes([](std::size_t) {},
              [&](Stripe& stripe, std::size_t i, Hash hash) {
                auto const word = stripe.index.find(keys[i], hash);
-               if (!is_row(word) || !is_expired(rows_.notes(row_of(word)))) return;
+               if (!is_row(word) || !is_expired(rows_.metadata(row_of(word)))) return;
                stripe.index.erase(keys[i], hash);
                free_row(stripe, word);
                ++stripe.statistics.expired;

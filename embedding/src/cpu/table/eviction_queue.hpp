@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Eviction queue: a lazy heap of the rows of one stripe that go first, without a scan of all rows when they are wanted.
+// A stripe is one of the 64 parts of a table's key index. A step is a number that the caller of Table::begin_step()
+// chooses, usually that of the training step.
 //
 // Idea: a lookup only raises the score of a row (a later step, a higher count), so lookups need not touch the queue. An
 // entry keeps the score that its row had when it was queued. An entry that comes out is compared with the row: if the
 // score has grown, it goes back with the new score.
-// Only rows below a horizon are queued, about a quarter of all. While `first` is used up, a scan passes over all rows
-// in small parts and puts those of the next quarter into `next`, which then takes the place of `first`. A new row whose
-// score is below the horizon is added when it comes.
+// Only rows whose score is below a limit, the horizon, are queued: about a quarter of all. While `first` is used up, a
+// scan passes over all rows in small parts and puts those of the next quarter into `next`, which then takes the place
+// of `first`. A new row whose score is below the horizon is added when it comes.
 //
-// Example: rows a, b, c of steps 1, 2, 3 are queued; a is looked up in step 9. The least entry is (1, a): the row has 9
-//   now, so the entry goes back as (9, a), and b is evicted first.
+// Example: LRU, scores are steps. Rows a, b, c of steps 1, 2, 3 are queued; a is looked up in step 9.
+//   The least entry is (1, a): the row has 9 now, so the entry goes back as (9, a), and b is evicted first.
 //
 // Invariants: a row with a score below horizon.known has an entry in `first` or `waiting` whose score is not above the
 //   row's. A row below horizon.next that the scan passed, or that came later, has such an entry in one of the three
@@ -32,8 +34,8 @@
 
 namespace headway::embedding {
 
-/// Rows of the least score are evicted first. First: eviction_score() (count and step, by policy). Second: hash, which
-/// breaks ties.
+/// Rows of the least score are evicted first. First: eviction_score(), which packs the lookup count and the step of the
+/// last lookup (LRU: step first, LFU: count first). Second: low half of the key's hash, which breaks ties.
 using EvictionScore = std::pair<std::uint64_t, std::uint64_t>;
 
 inline constexpr EvictionScore kLeastScore{0, 0};
@@ -61,7 +63,7 @@ class EvictionQueue {
 
   /// Adds a row to `first` or `next` by its score. A row that is not below the horizon is left to a later scan.
   void add(EvictionCandidate const& candidate, EvictionHorizon const& horizon);
-  /// Sets aside a row that is in use.
+  /// Sets aside a row that is in use: a backward pass may still hold its id, so it must not be evicted yet.
   void wait(EvictionCandidate const& candidate) { waiting_.push_back(candidate); }
   /// Adds the waiting rows for which `may_go(score)` is true.
   template <class MayGo>

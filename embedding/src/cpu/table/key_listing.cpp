@@ -3,8 +3,8 @@
 // Sorted listing of keys; key_listing.hpp has the idea.
 //
 // Offsets are counted, summed and then used as write positions: ++offsets[slice + 1] per key, a prefix sum, and one
-// more pass that puts each key where its slice goes on. Example: slices 1 0 1 count 1 2, the offsets are 0 1 3, and
-// the keys are written to positions 1, 0 and 2.
+// more pass that writes each key to the next free position of its slice. Example: slices 1 0 1 count 1 2, the offsets
+// are 0 1 3, and the keys are written to positions 1, 0 and 2.
 
 #include "cpu/table/key_listing.hpp"
 

@@ -2,9 +2,10 @@
 
 // Sorted listing of keys for checkpoints: a counting sort into slices, then a sort of each slice.
 //
-// Idea: keys are found in parts, one for each stripe of the table (stripe_map.hpp). The range of virtual buckets is cut
-// into at most 256 slices. put() distributes a part to the slices by a counting sort. sorted() then collects each slice
-// from all parts and sorts it by (bucket, table, id). A slice fits a cache and belongs to one thread.
+// Idea: keys are found in parts, one for each stripe of the table (stripe_map.hpp). A virtual bucket is one of 2^14
+// hash ranges by which keys are spread over ranks (routing.hpp). The range of virtual buckets is cut into at most 256
+// slices. put() distributes a part to the slices by a counting sort. sorted() then collects each slice from all parts
+// and sorts it by (bucket, table, id). A slice fits a cache and belongs to one thread.
 //
 // Example: buckets 0 to 3 in two slices (0 and 1, 2 and 3). Part A has keys of buckets 3 and 0, part B of 1 and 2.
 //   After put(): A = {0 | 3}, B = {1 | 2}. Slice 0 sorts {0, 1}, slice 1 sorts {3, 2}: the listing is 0, 1, 2, 3.
@@ -25,7 +26,8 @@
 
 namespace headway::embedding {
 
-/// A key with its virtual bucket. `count`: lookups so far if it waits for a row, else 0.
+/// A key with its virtual bucket. `count`: lookups so far if the key is pending (it gets a row only after
+/// TableOptions::min_count lookups), else 0.
 struct ListedKey {
   std::uint32_t bucket, table;
   std::uint64_t id;
@@ -35,6 +37,7 @@ struct ListedKey {
 /// Sorts the keys of several parts by (bucket, table, id).
 class KeyListing {
  public:
+  /// For the keys of virtual buckets [first_bucket, end_bucket).
   KeyListing(std::uint32_t first_bucket, std::uint32_t end_bucket, std::size_t num_parts);
 
   [[nodiscard]] bool wants(std::uint32_t bucket) const { return bucket >= first_bucket_ && bucket < end_bucket_; }

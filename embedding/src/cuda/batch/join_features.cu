@@ -2,6 +2,7 @@
 
 // Concatenates the jagged features of a batch on the GPU (features.hpp): ids, tables, bag offsets and weights.
 //
+// A list is the ids of one sample in one feature. A pooled list is a bag; without pooling each id is a bag.
 // Prefix sums over list lengths and bag lengths give the offsets. One thread per id then finds its feature by binary
 // search, and copies id, table and weight. Example: features of 3 and 2 ids have first_id 0 and 3, so thread 4 copies
 // the second id of the second feature.

@@ -2,8 +2,9 @@
 
 // Routing on the GPU: groups the keys of a batch by owner rank, as routing.cpp does on the CPU.
 //
-// Idea: the owner of a key is a segment in the sense of build_csr.cu. The CSR map from ranks to batch positions is
-// then the order in which to send, and the differences of its offsets are the numbers of keys per rank.
+// Idea: the owner of a key, the rank that stores its row, is a segment in the sense of build_csr.cu. The CSR map from
+// ranks to batch positions is then the order in which to send, and the differences of its offsets are the numbers of
+// keys per rank.
 //
 // Example: owners 1 0 2 0 of 3 ranks. order 1 3 0 2, csr_offsets 0 2 3 4, counts 2 1 1.
 //

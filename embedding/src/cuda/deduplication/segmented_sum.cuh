@@ -15,8 +15,9 @@
 
 namespace headway::embedding {
 
-/// Members per chunk. The members of a unique key are a segment of all members. A segment of at most this length is
-/// summed where its sum is needed; longer ones are summed beforehand, chunk by chunk (segmented_sum.cu).
+/// Members per chunk. The members of a unique key are its batch positions: a segment of unique.csr_indices. A segment
+/// of at most this length is summed where its sum is needed; longer ones are summed beforehand, chunk by chunk
+/// (segmented_sum.cu).
 inline constexpr std::uint32_t kChunkMembers = 64;
 
 /// Terms of the sums: each member of a unique key contributes its weight times the row of its bag.

@@ -18,7 +18,7 @@ namespace headway::embedding {
 
 /// Finds the unique keys of a batch of at least one key, and numbers them in order of first occurrence: sets ids,
 /// tables, inverse_indices and size of `unique`. Keys beyond Keys::num_known get the index keys.size() - 1.
-/// @param in_order (keys) 0, 1 and so on, for build_csr_async()
+/// @param in_order (keys) Output: 0, 1 and so on, which build_csr_async() takes
 void find_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, std::uint32_t* in_order,
                             cudaStream_t stream);
 
@@ -38,18 +38,19 @@ struct BuildCsrArgs {
 /// Builds the CSR map from segments to items: a stable radix sort, then the boundaries of the segments.
 void build_csr_async(BuildCsrArgs const& args, cudaStream_t stream);
 
-/// Sets unique.counts to the sum of the lookups of each key's members, saturated at 2^32 - 1. Needs csr_indices and
-/// csr_offsets.
+/// Sets unique.counts to the sum of the lookups (Keys::counts) of each key's members, its batch positions, saturated at
+/// 2^32 - 1. Needs csr_indices and csr_offsets.
 void count_unique_keys_async(Keys const& keys, CudaUniqueKeys const& unique, cudaStream_t stream);
 
-/// Device version of reorder().
+/// Permutes unique keys and their CSR map on the device, like reorder() on the host.
 /// @param order (unique keys or more) the index in `unique` of each new key; a permutation, not checked
 void reorder_unique_keys_async(CudaUniqueKeys const& unique, std::span<std::uint32_t const> order,
                                CudaUniqueKeys const& reordered, cudaStream_t stream);
 
-/// Device version of route(). Keys beyond Keys::num_known come last in `order`, and are not counted.
-/// @param order (keys)
-/// @param counts (ranks), between 1 and kNumVirtualBuckets ranks
+/// Sorts batch positions by the rank that owns their key, like route() on the host. Keys beyond Keys::num_known come
+/// last in `order`, and are not counted.
+/// @param order (keys) Output: batch positions, by owner
+/// @param counts (ranks) Output: keys of each owner; between 1 and kNumVirtualBuckets ranks
 void route_keys_async(Keys const& keys, std::span<std::uint32_t> order, std::span<std::int64_t> counts,
                       cudaStream_t stream);
 

@@ -30,7 +30,8 @@ struct UniqueView {
         csr_offsets(csr.csr_offsets.data()),
         size(num_keys) {}
 
-  /// Number of members. Entries of `csr_indices` from here on belong to keys beyond Keys::num_known.
+  /// Number of known keys of the batch, which are the members of all unique keys. Entries of `csr_indices` from here on
+  /// belong to keys beyond Keys::num_known.
   [[nodiscard]] __device__ std::uint32_t num_known() const { return csr_offsets[size()]; }
 };
 

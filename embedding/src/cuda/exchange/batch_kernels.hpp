@@ -25,6 +25,7 @@ void interleave_async(std::span<std::int64_t const* const> columns, std::size_t 
 void write_async(std::span<float const> on_host, float* to, cudaStream_t stream);
 
 // value_kernels.cu
+/// *result = number of statuses that are KeyStatus::kNoRoom.
 void count_refused_async(std::span<KeyStatus const> statuses, float* result, cudaStream_t stream);
 void mask_weights_async(std::span<RowId const> rows, std::span<std::uint32_t const> inverse_indices,
                         std::span<float const> weights, std::span<float> out, cudaStream_t stream);
@@ -40,7 +41,8 @@ void scale_by_async(std::span<float> values, float const* factor, cudaStream_t s
 void add_squares_async(KeyValues const& values, std::size_t dim, double* sum, cudaStream_t stream);
 
 // key_values.cu
-/// Concatenates the known keys of `pieces`, and their values. Entries of `to` beyond them are not set.
+/// Concatenates the known keys of `pieces` (those below *Keys::num_known), and their values. Entries of `to` beyond
+/// them are not set.
 /// @param offsets (pieces + 1) Output: the place of the first key of each piece, and the number of all known keys;
 ///        nullptr if no piece has num_known
 void concatenate_async(std::span<KeyValues const> pieces, std::size_t dim, KeyValueBlocks const& to,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Keys with values: several batches in one, and the keys of one table.
+// Keys with values (a row of dim floats each): concatenates several batches, and selects the keys of one table.
 //
 // Idea of concatenate: known keys and their values come first in each piece, so a piece is copied as three contiguous
 // arrays. Its offset is the number of known keys before it. A kernel of one block per 64 pieces adds these numbers up.

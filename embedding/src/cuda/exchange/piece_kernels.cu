@@ -5,7 +5,7 @@
 //
 // Example: keys (id 7, table 2, count 3) and (id 9, table 2, count 1) are the words 7, 2 + 3 * 2^32, 9, 2 + 2^32.
 //
-// Invariants: pieces of one call do not overlap, and are done in any order. Totals of sizes may repeat.
+// Invariants: pieces of one call do not overlap, and are done in any order. Sizes may share a total.
 // Complexity: one launch per 64 pieces, one per 256 values that the host writes.
 
 #include "cuda/exchange/batch_kernels.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels of one pass over statuses, weights or values of a batch.
+// Kernels of one pass over statuses, weights or values of a batch. A refused key has status kNoRoom: the table has all
+// the rows that it may have.
 //
 // Example: rows 5, kNone and inverse_indices 0 1 0. mask_weights gives 1 0 1; mask_rows clears the second of two rows.
 //

@@ -4,10 +4,11 @@
 // Key index on the GPU: an open-addressing hash table in 64 stripes. One thread probes for one key, a bucket per step.
 //
 // Idea: the top 12 bits of hash.low choose the stripe (StripeMap). A stripe is an array of 2^n buckets in memory of
-// its own. A bucket has 64 bytes: 4 ids, 4 tables, 4 words (RowWord: row, pending count, kEmpty or kErased). A thread
-// loads a bucket with four 16-byte loads and compares its slots in registers. It starts at the bucket given by the
-// lowest bits of hash.low. It goes on by an odd step, given by the lowest bits of hash.high, until it finds the key or
-// a bucket with an empty slot.
+// its own. A bucket has 64 bytes: 4 ids, 4 tables, 4 words (RowWord). A word is the id of the key's row, the lookups so
+// far of a pending key (it has no row yet), kEmpty, or kErased (a tombstone).
+// A thread loads a bucket with four 16-byte loads and compares its slots in registers. It starts at the bucket given by
+// the lowest bits of hash.low. It goes on by an odd step, given by the lowest bits of hash.high, until it finds the key
+// or a bucket with an empty slot.
 //
 // Example: 4 buckets (mask 3), hash.low ends in 01, hash.high in 10. The step is 2 | 1 = 3, the walk 1, 0, 3, 2.
 //   Bucket 1 is full of other keys and bucket 0 has an empty slot: the key is absent, find_place() returns that slot.

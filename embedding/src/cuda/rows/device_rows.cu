@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Row store of a table on a device: four growing arrays per precision. They hold rows, notes (lookup count and step of
-// the last lookup), states of a row-wise optimizer, and the free list.
+// Row store of a table on a device: four growing arrays per precision. They hold rows, metadata (lookup count and step
+// of the last lookup), states of a row-wise optimizer (one float per row), and the free list.
 //
 // Example: dim 10 with Adam (20 floats of state). A float32 row has 40 + 80 = 120 bytes, padded to 128. A bfloat16 row
 //  has 20 + 80 = 100 bytes, also padded to 128. With SGD (no state) they have 40, padded to 64, and 20, padded to 32.
@@ -19,15 +19,15 @@ namespace headway::embedding {
 namespace {
 
 /// Bytes by which memory grows: rows, and the smaller arrays beside them.
-constexpr std::size_t kRowChunk = std::size_t{32} << 20, kNoteChunk = std::size_t{4} << 20;
+constexpr std::size_t kRowChunk = std::size_t{32} << 20, kMetadataChunk = std::size_t{4} << 20;
 
 }  // namespace
 
 DeviceRows::Memory::Memory(int device, std::size_t most_rows, std::size_t row_bytes)
     : rows(device, most_rows * row_bytes, kRowChunk),
-      notes(device, most_rows * sizeof(DeviceRowNotes), kNoteChunk),
-      row_states(device, most_rows * sizeof(float), kNoteChunk),
-      list(device, most_rows * sizeof(std::uint32_t), kNoteChunk) {}
+      metadata(device, most_rows * sizeof(DeviceRowMetadata), kMetadataChunk),
+      row_states(device, most_rows * sizeof(float), kMetadataChunk),
+      list(device, most_rows * sizeof(std::uint32_t), kMetadataChunk) {}
 
 DeviceRows::DeviceRows(int device, std::size_t dim, kernels::RowOptimizer const& optimizer) {
   base::DeviceScope const scope(device);
@@ -44,7 +44,7 @@ DeviceRows::DeviceRows(int device, std::size_t dim, kernels::RowOptimizer const&
     memory_[i] =
         std::make_unique<Memory>(device, std::min<std::size_t>(kNumRowIds, device_bytes / row_bytes + 1), row_bytes);
     *views[i] = {.rows = memory_[i]->rows.data(),
-                 .notes = reinterpret_cast<DeviceRowNotes*>(memory_[i]->notes.data()),
+                 .metadata = reinterpret_cast<DeviceRowMetadata*>(memory_[i]->metadata.data()),
                  .row_states = reinterpret_cast<float*>(memory_[i]->row_states.data()),
                  .row_bytes = static_cast<std::uint32_t>(row_bytes),
                  .state_begin = static_cast<std::uint32_t>(vector_bytes[i])};
@@ -60,7 +60,7 @@ void DeviceRows::grow(Precision precision, std::size_t end) {
   auto& memory = *memory_[static_cast<std::size_t>(precision)];
   if (end <= memory.num_rows) return;
   memory.rows.grow(end * view_.store(precision).row_bytes);
-  memory.notes.grow(end * sizeof(DeviceRowNotes));
+  memory.metadata.grow(end * sizeof(DeviceRowMetadata));
   if (view_.is_row_wise) memory.row_states.grow(end * sizeof(float));
   memory.num_rows = end;
 }
@@ -71,13 +71,13 @@ void DeviceRows::grow_lists() {
 
 void DeviceRows::clear() {
   for (auto const& memory : memory_) {
-    for (auto* const part : {&memory->rows, &memory->notes, &memory->row_states, &memory->list}) part->clear();
+    for (auto* const part : {&memory->rows, &memory->metadata, &memory->row_states, &memory->list}) part->clear();
     memory->num_rows = 0;
   }
 }
 
 std::size_t DeviceRows::row_bytes(Precision precision) const {
-  return view_.store(precision).row_bytes + sizeof(DeviceRowNotes) + (view_.is_row_wise ? sizeof(float) : 0);
+  return view_.store(precision).row_bytes + sizeof(DeviceRowMetadata) + (view_.is_row_wise ? sizeof(float) : 0);
 }
 
 std::size_t DeviceRows::list_bytes() const { return memory_[0]->list.num_bytes() + memory_[1]->list.num_bytes(); }

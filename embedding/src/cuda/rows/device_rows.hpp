@@ -12,8 +12,9 @@
 
 namespace headway::embedding {
 
-/// Row store of a table on a device, for both precisions. It grows without moving rows. Counts and steps are in arrays
-/// of their own, apart from embeddings and states, so that rows lie on whole cache lines.
+/// Row store of a table on a device, for both precisions: embeddings are float32 or, in cold rows, bfloat16. It grows
+/// without moving rows. Counts and steps are in arrays of their own, apart from embeddings and states, so that rows lie
+/// on whole cache lines.
 class DeviceRows {
  public:
   /// @throws base::SystemError
@@ -21,7 +22,7 @@ class DeviceRows {
 
   [[nodiscard]] RowsView const& view() const { return view_; }
   [[nodiscard]] FreeLists free_lists() const;
-  /// Makes room for rows with numbers below `end`. @throws std::bad_alloc; std::length_error
+  /// Maps memory for rows with an index below `end`; never shrinks. @throws std::bad_alloc; std::length_error
   void grow(Precision precision, std::size_t end);
   /// Makes room for all rows in the free lists. Call it before kernels that free rows.
   void grow_lists();
@@ -39,7 +40,7 @@ class DeviceRows {
   /// Arrays of one precision, indexed by row index.
   struct Memory {
     Memory(int device, std::size_t most_rows, std::size_t row_bytes);
-    GrowableMemory rows, notes, row_states, list;
+    GrowableMemory rows, metadata, row_states, list;
     std::size_t num_rows = 0;
   };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Free rows on the GPU: a stack of row numbers per precision, used by many threads without locks.
+// Free rows on the GPU: a stack of row numbers per precision (float32, bfloat16), used by many threads without locks.
 //
 // Idea: within a call the list only grows behind `num_listed` (freed rows) and is only read before it (taken rows). A
 // thread takes a ticket by an atomic on num_taken and maps it to a row without further synchronisation. Freed rows
@@ -22,7 +22,7 @@
 
 namespace headway::embedding {
 
-/// Numbers of free rows; TableState::free_rows has their counts.
+/// Numbers of free rows in device memory; TableState::free_rows has their counts.
 struct FreeLists {
   std::uint32_t* indices[2];  ///< By Precision.
 };

@@ -32,8 +32,8 @@ __device__ inline RowId take_row(TableState& state, FreeLists const& lists, bool
   return is_wanted ? row_id(precision, taken_row(rows, lists.indices[index], ticket)) : RowId::kNone;
 }
 
-/// Copies a row (embedding, states, count, step) to a row of another precision. All lanes of a warp call it with the
-/// same arguments. `key` and `step` seed the stochastic rounding.
+/// Copies a row (embedding, optimizer states, lookup count, step of the last lookup) to a row of another precision. All
+/// lanes of a warp call it with the same arguments. `key` and the present `step` seed the stochastic rounding.
 __device__ inline void copy_row(RowsView const& rows, RowId from, RowId to, Key key, std::uint64_t step) {
   std::uint32_t const lane = threadIdx.x % kWarp;
   for (std::uint32_t quad = lane; quad < rows.num_quads(); quad += kWarp) {
@@ -41,7 +41,7 @@ __device__ inline void copy_row(RowsView const& rows, RowId from, RowId to, Key 
   }
   for (std::uint32_t j = lane; j < rows.state_size; j += kWarp) rows.state(to)[j] = rows.state(from)[j];
   if (lane != 0) return;
-  rows.notes(to) = rows.notes(from);
+  rows.metadata(to) = rows.metadata(from);
   if (rows.is_row_wise) rows.row_state(to) = rows.row_state(from);
 }
 

@@ -2,8 +2,9 @@
 
 // Rows as kernels see them. A row id names a precision and an index; RowsView turns it into addresses.
 //
-// Reads return float32 in quads of four columns, whatever the precision, so kernels are written once. Notes (count
-// and step) lie apart from embeddings: a lookup of a known key touches 8 bytes of notes, not a line of the row.
+// Reads return float32 in quads of four columns, whatever the precision, so kernels are written once. Metadata (count
+// and step) lie apart from embeddings: a lookup of a known key touches 8 bytes of metadata, not a cache line of the
+// row.
 
 #pragma once
 
@@ -21,22 +22,22 @@
 namespace headway::embedding {
 
 /// Metadata of a row. 8 bytes, so that a kernel reads and writes it in one access.
-struct alignas(8) DeviceRowNotes {
+struct alignas(8) DeviceRowMetadata {
   std::uint32_t count;  ///< Lookups.
-  std::uint32_t step;   ///< Step of the last lookup.
+  std::uint32_t step;   ///< Step of the last lookup, as numbered by the caller of Table::begin_step().
 };
 
 /// Rows of one precision, indexed by row index. A row is its embedding, followed by its optimizer state.
 struct StoreView {
   std::byte* rows = nullptr;
-  DeviceRowNotes* notes = nullptr;
+  DeviceRowMetadata* metadata = nullptr;
   float* row_states = nullptr;                   ///< One float per row, for row-wise optimizers.
   std::uint32_t row_bytes = 0, state_begin = 0;  ///< Stride of rows; offset of the state within a row. Bytes.
 };
 
 /// The rows of a table, for kernels.
 struct RowsView {
-  StoreView hot{}, cold{};                ///< float32 and bfloat16 embeddings.
+  StoreView hot{}, cold{};                ///< float32 embeddings; bfloat16 ones, for keys of few lookups.
   std::uint32_t dim = 0, state_size = 0;  ///< Floats per embedding; floats of optimizer state within a row.
   bool is_row_wise = false;
 
@@ -47,8 +48,8 @@ struct RowsView {
     bool const is_hot = precision_of(id) == Precision::kFloat32;
     return (is_hot ? hot.rows : cold.rows) + std::uint64_t{row_index(id)} * (is_hot ? hot.row_bytes : cold.row_bytes);
   }
-  [[nodiscard]] __device__ DeviceRowNotes& notes(RowId id) const {
-    return (precision_of(id) == Precision::kFloat32 ? hot.notes : cold.notes)[row_index(id)];
+  [[nodiscard]] __device__ DeviceRowMetadata& metadata(RowId id) const {
+    return (precision_of(id) == Precision::kFloat32 ? hot.metadata : cold.metadata)[row_index(id)];
   }
   [[nodiscard]] __device__ float* state(RowId id) const {
     bool const is_hot = precision_of(id) == Precision::kFloat32;

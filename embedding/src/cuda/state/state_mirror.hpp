@@ -5,7 +5,7 @@
 //
 // Idea: after a call that may change counters, the host enqueues a copy of them to pinned memory and an event. It does
 // not wait for these on the normal path. It takes the newest copy that has arrived, and adds the keys of all
-// batches enqueued after that copy: a batch of n keys can add at most n rows and n used slots. So
+// batches enqueued after that copy: a batch of n keys can add at most n rows and n used slots of the key index. So
 //   counter now <= counter of the newest copy + num_unknown_keys().
 //
 // Example: the newest copy says 100 rows. Batches of 40 and 30 keys follow, their copies are under way.

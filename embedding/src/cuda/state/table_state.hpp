@@ -23,9 +23,10 @@ struct FreeRows {
 
 /// Counters of a table on a device, in device memory. The host has late copies (StateMirror).
 struct TableState {
-  std::uint32_t used[StripeMap::kCount] = {};  ///< Slots of each stripe that are not kEmpty, erased ones included.
+  std::uint32_t used[StripeMap::kCount] = {};  ///< Slots of each stripe that are not kEmpty, tombstones included.
   std::uint32_t live[StripeMap::kCount] = {};  ///< Slots of each stripe with a key.
   FreeRows free_rows[2];                       ///< By Precision.
+  /// Rows; those with a bfloat16 embedding; keys whose lookups are counted until they get a row.
   std::uint32_t num_rows = 0, num_cold = 0, num_pending = 0;
   std::uint32_t num_parts_left = 0;  ///< Parts of a large table that eviction has yet to visit, one in each step.
   std::uint32_t num_bad_rows = 0;    ///< Row ids passed by callers that the table does not have.

@@ -55,6 +55,7 @@ CudaTable::CudaTable(TableOptions const& options, CudaPlace const& place)
   base::check_cuda(cudaEventCreateWithFlags(&is_done_, cudaEventDisableTiming), "cudaEventCreate");
   // The stream is also that of "the last call", so that the first call on another stream waits for this set-up.
   cudaStream_t const stream = last_stream_ = place_.stream();
+  // A cell is one value of the hash bits that choose the stripe; all cells have equal shares of the keys.
   for (std::uint8_t const stripe : stripe_map_.cells()) shares_[stripe] += 1.0 / StripeMap::kNumCells;
   stripe_of_cell_ = copy_to_device(std::span<std::uint8_t const>(stripe_map_.cells()), stream);
   stripe_views_ = DeviceBuffer<StripeView>(StripeMap::kCount, stream);

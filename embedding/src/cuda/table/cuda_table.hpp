@@ -32,6 +32,9 @@ namespace headway::embedding {
 /// a batch that may have some is deduplicated first. Kernels count in TableState. The host sees these counts late
 /// (StateMirror), makes room for the most that there may be by now, and waits for the device only if that does not fit.
 /// If there may be too many rows, kernels find out whether there are, and which keys to evict or refuse.
+/// Words: a pending key has no row yet, as it had fewer than min_count lookups. A cold row had fewer than hot_count
+/// lookups: its embedding is bfloat16, that of a hot row float32. A step is the number given to begin_step(). Above
+/// high_water rows, begin_step() evicts down to low_water.
 /// Threads: `mutex_` serialises the host side of all calls; Call orders their kernels across streams.
 class CudaTable final : public Table {
  public:
@@ -93,8 +96,8 @@ class CudaTable final : public Table {
     RowId* rows;
     KeyStatus* statuses;
   };
-  struct Plan;
-  struct LastOfEach;
+  struct Plan;        ///< In cuda_table_insertion.cu.
+  struct LastOfEach;  ///< In cuda_table_insertion.cu.
 
   [[nodiscard]] IndexView index() const {
     return {.stripes = stripe_views_.data(), .stripe_of_cell = stripe_of_cell_.data()};
@@ -218,8 +221,8 @@ class CudaTable final : public Table {
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
   // Eviction in parts: the part that comes next, and how many parts TableState::num_parts_left may ask for at most.
   std::size_t next_part_ = 0, num_parts_left_ = 0;
-  bool has_imported_ = false;  ///< Rows of an import may still exceed max_rows.
-  std::uint64_t generation_ = 0;
+  bool has_imported_ = false;     ///< Rows of an import may still exceed max_rows.
+  std::uint64_t generation_ = 0;  ///< See Table::generation(): changes when a row may have been removed or moved.
 };
 
 /// Scope of one call to a CudaTable: locks its mutex, makes its device current, and takes the caller's stream. If the

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Eviction on the GPU: removes the rows (or pending keys) of least score while there are too many.
+// Eviction on the GPU: removes the rows (or pending keys) of least score while there are too many. A pending key has a
+// count of lookups, but no row yet.
 //
-// Idea: a key's score packs step and count in the order of the policy (eviction_score()); ties go by hash. Two radix
-// selections find the last (score, hash) that has to go, without sorting and without the host:
+// Idea: a key's score packs the step of its last lookup and its lookup count: LRU has the step in the upper half, LFU
+// the count (eviction_score()). Ties go by hash. Two radix selections find the last (score, hash) that has to go,
+// without sorting and without the host:
 //   1. count the surplus; 2. collect the scores of all keys that may go; 3. select the last score; 4. collect the
 //   hashes of the keys with exactly that score; 5. select the last hash; 6. erase every key up to (score, hash).
 // The host launches all kernels if there may be too many rows (num_rows_at_most()). If there are not, they return at
@@ -14,15 +16,17 @@
 //
 // Parts: one scan of a large table takes several times as long as a step. So begin_step() evicts from a large table in
 //   16 steps, from one part of the key index in each. A part holds about 1/16 of the keys (0.76 to 1.22 of that, as it
-//   consists of whole stripes), and goes down to its share of low_water. Example: high_water 8,000,000, low_water
-//   7,200,000. A step finds 8,000,001 rows, so it and the next 15 steps visit one part each: a part with 1/16 of the
-//   keys keeps 450,000 rows. Hashes choose the part of a key, so each part is a random sample of the rows.
+//   consists of whole stripes, of which the key index has 64), and goes down to its share of low_water. Example:
+//   high_water 8,000,000, low_water 7,200,000. A step finds 8,000,001 rows, so it and the next 15 steps visit one part
+//   each: a part with 1/16 of the keys keeps 450,000 rows. Hashes choose the part of a key, so each part is a random
+//   sample of the rows.
 //   The device decides in every step whether there are too many rows. The host only knows the most rows that there may
 //   be, so it launches at least the parts that the device wants to visit.
 //
-// Invariants: rows in use have score kStays and are never collected. The order is that of the CPU: score, then hash;
-//   with parts it holds within a part. Between the kernels no score changes, so the erasure takes the keys that the
-//   selections counted. Parts never take the table below low_water.
+// Invariants: rows in use (looked up in step oldest_in_use or later, so a backward pass may hold them) have score
+//   kStays and are never collected. The order is that of the CPU: score, then hash; with parts it holds within a part.
+//   Between the kernels no score changes, so the erasure takes the keys that the selections counted. Parts never take
+//   the table below low_water.
 // Complexity: three passes over the key index, 12 over the collected values, 16 bytes of scratch memory per key. With
 //   parts a 16th of the passes per step, one more that counts the rows of the part, and 16 bytes per slot of the part.
 // Source: docs/design/cuda_tables.md, "The device chooses the rows to evict"; radix_selection.cu.
@@ -55,9 +59,9 @@ struct RowScores {
 
   __device__ std::uint64_t operator()(RowWord word) const {
     if (!is_row(word)) return kStays;
-    DeviceRowNotes const notes = rows.notes(row_of(word));
-    if (notes.step >= oldest_in_use) return kStays;
-    return eviction_score(policy, notes.step, notes.count, is_expired);
+    DeviceRowMetadata const metadata = rows.metadata(row_of(word));
+    if (metadata.step >= oldest_in_use) return kStays;
+    return eviction_score(policy, metadata.step, metadata.count, is_expired);
   }
 };
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Growth on the GPU: before each insertion, makes room in the key index (stripe by stripe) and in the row store.
+// Growth on the GPU: before each insertion, makes room in the key index and in the row store. The key index consists of
+// 64 stripes, each a hash table in an array of its own. A slot is used if it has a key (live) or is a tombstone
+// (kErased).
 //
 // Idea: only the device knows how many keys were inserted, so the host bounds it (StateMirror): the newest copy of the
 // counters, plus all keys of the batches since. A stripe with share p of the keys gets at most n p + 6 sqrt(n p) + 16

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Insertion on the GPU: find_or_insert(), insert_or_assign() and imports. The kernels are in insertion_kernels.cuh.
+// A key gets a row once it was looked up min_count times; until then it is pending: the key index has its count.
 //
 // Idea: if the batch has no duplicates and surely fits below the row limit, the two insertion kernels run on it as it
 // is. Otherwise insert_carefully() plans first, all on the device: deduplicate the batch; find the position at which
@@ -355,7 +356,7 @@ void CudaTable::make_room(Plan const& plan, std::uint32_t const* num_wanted, cud
        num_too_many = num_too_many.data(), step = step_] __device__(std::uint64_t u) {
         if (*num_too_many == 0 || u >= unique.size() || !is_row(words[u])) return;
         // Several threads may write the same row's step; they all write the same value.
-        rows.notes(row_of(words[u])).step = step;  // In use: eviction must not take rows of this batch.
+        rows.metadata(row_of(words[u])).step = step;  // In use: eviction must not take rows of this batch.
       },
       stream, "keep rows");
   evict_async(num_too_many.data(), stream);
@@ -404,7 +405,7 @@ void CudaTable::import_records(Records const& records, std::span<KeyStatus> stat
       [table_rows = rows_.view(), rows = rows.data(), counts = counts.data(), steps = steps.data(),
        states = states.data(), is_written = is_written.view()] __device__(std::uint64_t i) {
         if (rows[i] == RowId::kNone || !is_written(static_cast<std::uint32_t>(i))) return;
-        table_rows.notes(rows[i]) = {.count = counts[i], .step = steps[i]};
+        table_rows.metadata(rows[i]) = {.count = counts[i], .step = steps[i]};
         std::uint32_t const width = table_rows.state_size;
         float const* const from = states + i * (width + (table_rows.is_row_wise ? 1 : 0));
         for (std::uint32_t j = 0; j < width; ++j) table_rows.state(rows[i])[j] = from[j];

@@ -35,7 +35,7 @@ void CudaTable::find(Keys const& keys, std::span<RowId> rows, std::span<KeyStatu
         // absent.
         bool const is_known = i < batch.size();
         RowId row = is_known ? row_of(find_word(index, batch.key(static_cast<std::uint32_t>(i)))) : RowId::kNone;
-        if (is_expired.time_to_live > 0 && row != RowId::kNone && is_expired(table_rows.notes(row).step)) {
+        if (is_expired.time_to_live > 0 && row != RowId::kNone && is_expired(table_rows.metadata(row).step)) {
           row = RowId::kNone;
         }
         rows[i] = row;

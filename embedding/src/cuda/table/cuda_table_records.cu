@@ -8,6 +8,8 @@
 // A scan of the whole key index finds the keys of a range; the kernel appends them in any order. They are sorted on
 // the host by (bucket, table, id), so equal tables give equal lists.
 //
+// A pending key has a count of lookups, but no row yet. A cold row has few lookups: its embedding is bfloat16.
+//
 // Invariants: nothing changes the table between the two calls (the caller's duty), else export_records() may throw
 // for a key that has left. Records hold float32 for all rows: a cold row is widened, which loses nothing.
 
@@ -29,7 +31,7 @@ template <class Wanted>
 std::vector<CudaTable::Listed> CudaTable::list_if(std::uint32_t first_bucket, std::uint32_t end_bucket,
                                                   Wanted wanted) const {
   expect_buckets(first_bucket, end_bucket);
-  Call const call(*this);
+  Call const call(*this);  // Holds the table's lock, and orders the stream after earlier calls.
   cudaStream_t const stream = call.stream();
   auto const& state = wait(stream);
   // Room for all keys, since the share of this range is unknown. `state` is exact: wait() has just read it.
@@ -82,7 +84,8 @@ Records CudaTable::list_pending(std::uint32_t first_bucket, std::uint32_t end_bu
 }
 
 Records CudaTable::export_records(Keys const& keys) const {
-  std::size_t const num_keys = keys.size(), dim = options_.dim, width = state_size();
+  std::size_t const num_keys = keys.size(), dim = options_.dim;
+  std::size_t const width = state_size();  // Floats of optimizer state per row.
   Records records;
   records.ids.assign(keys.ids.begin(), keys.ids.end());
   records.tables.assign(keys.tables.begin(), keys.tables.end());
@@ -107,15 +110,15 @@ Records CudaTable::export_records(Keys const& keys) const {
         RowId const row = row_of(find_word(index, batch.key(static_cast<std::uint32_t>(i))));
         rows[i] = row;
         if (row == RowId::kNone) return;
-        counts[i] = table_rows.notes(row).count;
-        steps[i] = table_rows.notes(row).step;
+        counts[i] = table_rows.metadata(row).count;
+        steps[i] = table_rows.metadata(row).step;
         // Record layout: the states per column first, then the one float of a row-wise optimizer, as Records::states
         // says.
         float* const to = states + i * (table_rows.state_size + (table_rows.is_row_wise ? 1 : 0));
         for (std::uint32_t j = 0; j < table_rows.state_size; ++j) to[j] = table_rows.state(row)[j];
         if (table_rows.is_row_wise) to[table_rows.state_size] = table_rows.row_state(row);
       },
-      stream, "export notes");
+      stream, "export metadata");
   for_each_quad_async(
       num_keys, rows_.view().num_quads(),
       [table_rows = rows_.view(), rows = rows.data(), embeddings = embeddings.data()] __device__(std::uint32_t i,

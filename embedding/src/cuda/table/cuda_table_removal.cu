@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Removal on the GPU: erase(), expiry, and halve_counts() with demotion. Eviction is in cuda_table_eviction.cu; the
-// erasure of all keys that match a predicate is in erasure.cuh.
+// Removal on the GPU: erase(), expiry (rows not looked up for time_to_live steps), and halve_counts(). Halving demotes
+// float32 rows whose lookup count falls below hot_count: they move to bfloat16 rows, and become cold. Eviction is in
+// cuda_table_eviction.cu; the erasure of all keys that match a predicate is in erasure.cuh.
 //
 // Erasing given keys takes one thread per key. It probes for the key and replaces its word by compare-and-swap, so of
 // several threads with the same key only one erases it and gives the row back. Lookups report expired rows as absent.
@@ -50,7 +51,7 @@ struct IsExpired {
   Expiry expiry;
 
   [[nodiscard]] __device__ bool is_idle() const { return false; }
-  __device__ bool operator()(RowWord word) const { return is_row(word) && expiry(rows.notes(row_of(word)).step); }
+  __device__ bool operator()(RowWord word) const { return is_row(word) && expiry(rows.metadata(row_of(word)).step); }
   __device__ bool operator()(Key /*key*/, RowWord word) const { return (*this)(word); }
 };
 
@@ -168,10 +169,10 @@ __global__ void __launch_bounds__(kBlockThreads) halve_counts_kernel(__grid_cons
   if (is_pending(word)) bucket.words[slot] = pending_word(pending_count_of(word) / 2);
   if (is_row(word)) {
     // Rows in use keep their precision: a backward pass still holds the row's id, and demotion changes it.
-    auto& notes = args.rows.notes(row_of(word));
-    notes.count /= 2;
-    becomes_cold = precision_of(row_of(word)) == Precision::kFloat32 && notes.count < args.hot_count &&
-                   notes.step < args.oldest_in_use;
+    auto& metadata = args.rows.metadata(row_of(word));
+    metadata.count /= 2;
+    becomes_cold = precision_of(row_of(word)) == Precision::kFloat32 && metadata.count < args.hot_count &&
+                   metadata.step < args.oldest_in_use;
   }
   RowId const to = take_row(*args.state, args.lists, becomes_cold, Precision::kBfloat16);
   // The warp visits the lanes that demote a row one by one, and all 32 lanes copy that row's columns together.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Optimizer steps on the GPU: update() and update_bags(). One kernel, update_kernel, reads gradients, rows and
-// optimizer states, and writes rows and states. update_bags() passes the sums of a SegmentedSum instead of gradients,
-// so a gradient of few terms is summed where it is applied and never goes through memory.
+// optimizer states, and writes rows and states. update_bags() passes the sums of a SegmentedSum (for each key, over the
+// bags that it is in) instead of gradients, so a gradient of few terms is summed where it is applied and never goes
+// through memory.
 //
 // Idea: an update moves every byte of a row once in and once out, so it is bound by memory traffic and by the latency
 // of random rows. The kernel keeps the loads of kRows rows in flight, and it fuses the sum of gradients, weight

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Erasure on the GPU: removes all keys of some stripes that match a predicate (eviction, expiry).
+// Erasure on the GPU: removes all keys of some stripes (parts of the key index) that match a predicate (eviction,
+// expiry).
 //
 // Idea: one thread per bucket. A slot that loses its key becomes kEmpty if its bucket has an empty slot, since then no
 // probe ever went past the bucket; else it becomes kErased. Rows go to the free lists. Table counters and free lists
@@ -56,7 +57,7 @@ struct Erasure {
     if (threadIdx.x == 0) counts = {};
     __syncthreads();
     RowId rows[kNumSlots];
-    std::uint32_t ranks[kNumSlots];
+    std::uint32_t ranks[kNumSlots];  // Index of each row among those of its precision that the block erases.
     // Decided once per bucket, before any slot changes: it would be wrong to look at the word that was just emptied.
     RowWord const free_word = bucket == nullptr ? RowWord::kEmpty : word_without_key(*bucket);
 #pragma unroll

@@ -5,8 +5,9 @@
 //
 // Idea: one thread per key. claim_kernel looks the key up. If it has a row, it counts the lookup. If it is absent, it
 // claims a free slot by one compare-and-swap of its word from kEmpty or kErased to kClaimed, then writes the key there.
-// settle_insertion_kernel follows on the stream and gives each claimed or pending slot its word: a new pending count or
-// a row. A block takes all its rows with one atomic per precision, and its threads fill these rows together.
+// settle_insertion_kernel follows on the stream and gives each claimed or pending slot its word: a row, or the new
+// count of a pending key (one that was looked up fewer than min_count times). A block takes all its rows with one
+// atomic per precision, and its threads fill these rows together.
 //
 // Example: min_count 1, keys 7, 8, 9. Key 7 has row 3; 8 and 9 are new and find the same free slot.
 //   Claim: 7 is kFound in row 3. 8 wins the slot. 9 loses, probes again past L1, and claims the next free slot.
@@ -58,6 +59,8 @@ struct InsertionArgs {
   InitialValues initial_values;
   float initial_state;    ///< Initial value of each float of the optimizer state.
   bool fills_embeddings;  ///< Write initial embeddings; false: the caller writes the embeddings.
+  /// Present step; lookups after which a key gets a row; rows with fewer lookups than `hot_count` have bfloat16
+  /// embeddings (cold), all others float32 (hot).
   std::uint32_t step, min_count, hot_count;
   RowId* row_ids;       ///< (keys)
   KeyStatus* statuses;  ///< (keys)
@@ -71,10 +74,10 @@ struct InsertionArgs {
 __device__ inline KeyStatus touch_row(InsertionArgs const& args, std::uint32_t i, RowId id) {
   // Loads and stores both words at once and bypasses L1. With separate accesses, a store meets its own line in flight
   // and stalls all accesses behind it (measured: 520 instead of 75 us for 2^20 keys).
-  auto* const notes = reinterpret_cast<uint2*>(&args.rows.notes(id));
-  uint2 const words = __ldcg(notes);
-  DeviceRowNotes const before{.count = words.x, .step = words.y};
-  __stcg(notes, make_uint2(saturating_sum(before.count, args.keys.count(i)), args.step));
+  auto* const metadata = reinterpret_cast<uint2*>(&args.rows.metadata(id));
+  uint2 const words = __ldcg(metadata);
+  DeviceRowMetadata const before{.count = words.x, .step = words.y};
+  __stcg(metadata, make_uint2(saturating_sum(before.count, args.keys.count(i)), args.step));
   if (precision_of(id) == Precision::kFloat32 || before.step == args.step) return KeyStatus::kFound;
   auto const* const first_counts = args.decisions.first_counts;
   std::uint32_t const added = first_counts == nullptr ? args.keys.count(i) : first_counts[i];
@@ -256,9 +259,10 @@ __device__ inline void fill_rows(InsertionArgs const& args, SettlingBlock const&
 }
 
 /// Writes count, step and row-wise optimizer state of a row. The thread of its key calls it.
-__device__ inline void write_notes(InsertionArgs const& args, Newcomer const& one, std::uint32_t count) {
+__device__ inline void write_metadata(InsertionArgs const& args, Newcomer const& one, std::uint32_t count) {
   bool const is_new = one.before == RowId::kNone;
-  args.rows.notes(one.row) = is_new ? DeviceRowNotes{.count = count, .step = args.step} : args.rows.notes(one.before);
+  args.rows.metadata(one.row) =
+      is_new ? DeviceRowMetadata{.count = count, .step = args.step} : args.rows.metadata(one.before);
   if (args.rows.is_row_wise) {
     args.rows.row_state(one.row) = is_new ? args.initial_state : args.rows.row_state(one.before);
   }
@@ -317,7 +321,7 @@ __global__ void __launch_bounds__(kBlockThreads) settle_insertion_kernel(__grid_
     own.row = row_id(precision, taken_row(state.free_rows[index], args.free_lists.indices[index],
                                           block.first_ticket[index] + (is_wanted_cold ? cold : hot)));
     block.newcomers[place] = own;
-    write_notes(args, own, count);
+    write_metadata(args, own, count);
   }
   __syncthreads();
   // Phase 4: all threads fill the new rows.

@@ -47,7 +47,8 @@ struct GatedNorm {
 
 /// Forward pass on the CPU; the second form enqueues it on a CUDA stream.
 /// @param out (num_rows, num_parts * num_columns)
-/// @param statistics (num_rows, 2), written, in the type of the arithmetic: mean (0 for kRms) and 1 / deviation
+/// @param statistics (num_rows, 2), written, in the type of the arithmetic: mean (0 for kRms) and the
+///   factor 1 / sqrt(... + eps) of NormKind
 /// @throws std::invalid_argument if arguments do not fit each other
 void gated_norm(GatedNorm const& args, void* out, void* statistics, Executor const& executor);
 void gated_norm_async(GatedNorm const& args, void* out, void* statistics, CudaStream stream);

@@ -39,7 +39,7 @@ struct SegmentOrder {
   std::int64_t const* inner = nullptr;  ///< Likewise.
   std::int64_t outer_stride = 1, inner_stride = 1, span = 1;
 
-  std::int64_t const* bounds = nullptr;  ///< For runs: rank i has the samples bounds[i] to bounds[i + 1].
+  std::int64_t const* bounds = nullptr;  ///< For runs (ranks + 1): rank i has samples [bounds[i], bounds[i + 1]).
   std::int64_t num_samples = 0;          ///< For runs: the last bound.
 
   /// Segments of one item each, `stride` items apart.

@@ -5,8 +5,9 @@
 //
 //  dV = P^T dO,  dP = dO V^T,  dS = dP * SiLU'(S) * scale * alpha,  dQ = dS K,  dK = dS^T Q,
 //
-// and the gradient of a bias weight is the sum of dS over the pairs that use it. Blocks are stored with a row per
-// key, that is transposed; a prime in comments marks such a block.
+// where SiLU' is the derivative. With its factor alpha, dS is the gradient of Q K^T + bias. The gradient of a bias
+// weight is the sum of dS over the pairs that use it. Blocks are stored with a row per key, that is transposed; a
+// prime after a matrix in comments marks such a block.
 
 #include "hstu/cpu/backward_head.hpp"
 

@@ -82,7 +82,7 @@ class BackwardHead {
   PdsOperand<Element> pds_operand_;  ///< P or dS of the present block, as first operand of dV, dQ and dK.
   AlignedBuffer<Element> values_, grad_out_, transposed_grad_out_;
   DeepRows<Element> deep_queries_, deep_keys_, deep_grad_out_;
-  AlignedBuffer<Real> ds_, grad_queries_;        ///< For the present block, and for its queries.
+  AlignedBuffer<Real> ds_, grad_queries_;        ///< For the present block (first dP', then dS'), and its queries.
   AlignedBuffer<Real> grad_keys_, grad_values_;  ///< For all keys of the sequence.
 };
 

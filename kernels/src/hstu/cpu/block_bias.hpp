@@ -5,8 +5,8 @@
 // bucket are filled at once (time_runs.hpp).
 //
 // Example: max_position_distance 4 has weights w[-3] to w[3]. Key 2 and queries 0 1 2 have distances 2 1 0, so the
-// row is w[2] w[1] w[0]. In the backward pass the same pointers run backwards: the gradient of w[2] gets dS of query
-// 0.
+// row is w[2] w[1] w[0]. The backward pass goes through the gradients in the same order: that of w[2] gets dS of
+// query 0.
 
 #pragma once
 

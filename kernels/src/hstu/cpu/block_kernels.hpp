@@ -93,7 +93,7 @@ struct ScoreBlock {
   Real* s;
   Real const* bias;            ///< Shape of the scores; may be null.
   SeenKeys<Real> const* seen;  ///< Null if every pair is visible.
-  MaskIndex<Real> first_key;
+  MaskIndex<Real> first_key;   ///< Index of the first row's key in its sequence.
   Real alpha, scale;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// P or dS as an operand of the second products. Processors with AVX512_BF16 multiply pairs of bfloat16 numbers that
-// are neighbours along the summed index. The same block is summed over keys in one product and over queries in
-// another, so it is paired in either direction.
+// P or dS as an operand of the products that follow the scores: O, dV, dK and dQ. Processors with AVX512_BF16 multiply
+// pairs of bfloat16 numbers that are neighbours along the summed index. The same block is summed over keys in one
+// product and over queries in another, so it is paired in either direction.
 
 #pragma once
 

@@ -81,9 +81,9 @@ void clear_what_is_added_to(HstuBackwardArgs const& args, void* workspace, HstuP
   return args.sequences.num_sequences > 0 && args.sequences.num_queries > 0 && args.sequences.max_queries > 0;
 }
 
-/// Describes contiguous rows, at an address as aligned as any allocation.
+/// Replaces rows by contiguous ones. Only their layout is tested, so address 0 stands for an aligned one.
 template <class Pointer>
-void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Pointer>& rows) {
+void set_contiguous(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Pointer>& rows) {
   rows = {.data = nullptr, .token_stride = std::int64_t{args.num_heads} * columns, .head_stride = columns};
 }
 
@@ -91,22 +91,23 @@ void copy_rows(HstuForwardArgs const& args, std::int32_t columns, JaggedHeads<Po
 /// whether a copy lets the faster kernels run.
 [[nodiscard]] HstuForwardArgs copied(HstuForwardArgs args, std::int32_t columns) {
   args.dim = args.value_dim = columns;
-  for (auto* rows : {&args.query, &args.key, &args.value}) copy_rows(args, columns, *rows);
-  copy_rows(args, columns, args.out);
+  for (auto* rows : {&args.query, &args.key, &args.value}) set_contiguous(args, columns, *rows);
+  set_contiguous(args, columns, args.out);
   return args;
 }
 
 [[nodiscard]] HstuBackwardArgs copied(HstuBackwardArgs args, std::int32_t columns) {
   args.forward = copied(args.forward, columns);
-  copy_rows(args.forward, columns, args.grad_out);
-  for (auto* rows : {&args.grad_query, &args.grad_key, &args.grad_value}) copy_rows(args.forward, columns, *rows);
+  set_contiguous(args.forward, columns, args.grad_out);
+  for (auto* rows : {&args.grad_query, &args.grad_key, &args.grad_value}) set_contiguous(args.forward, columns, *rows);
   return args;
 }
 
 [[nodiscard]] HstuForwardArgs const& forward_of(HstuForwardArgs const& args) { return args; }
 [[nodiscard]] HstuForwardArgs const& forward_of(HstuBackwardArgs const& args) { return args.forward; }
 
-/// Chooses kernels for a call. If the faster kernels refuse the arguments, it tries the narrowest copy that they take.
+/// Chooses kernels for a call. If the faster kernels refuse the arguments, it tries a copy: of the widths that they
+/// take, the narrowest that holds dim and value_dim.
 template <class Args>
 [[nodiscard]] HstuKernelChoice choose_kernels(Args const& args) {
   if constexpr (kHasSm90Kernels) {

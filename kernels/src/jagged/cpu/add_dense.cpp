@@ -19,7 +19,7 @@ namespace headway::kernels {
 
 namespace {
 
-/// Adds dense rows to a part of a sample's rows; rows from `num_added` elements on are copied.
+/// Adds dense rows to a part of a sample's rows; elements from `num_added` on are copied.
 template <class Element>
 void add_part(Element const* values, Element const* dense, std::int64_t num_added, std::int64_t num_elements,
               Element* out) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Jagged row moves on the CPU (JaggedMove).
+// Jagged row moves on the CPU (JaggedMove). A move copies segments of rows between a packed tensor, in which they
+// follow each other without gaps, and a placed tensor, in which they lie anywhere.
 //
 // Idea: packed rows are cut into chunks of about 128 KiB. A task finds the first segment of its chunk by binary search
 // and copies segment by segment with memcpy.
@@ -34,6 +35,7 @@ void fill_bytes(std::byte* out, std::int64_t num_bytes, std::byte const (&patter
 }
 
 /// Moves the rows of one tensor for a part of a segment.
+/// @param placed rows of the whole segment in the placed tensor
 void move_part(JaggedMove const& move, MovedRows const& rows, RowPart const& segment_part, Range placed) {
   Range const part = segment_part.rows;
   std::int64_t const size = rows.row_bytes;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Offsets of jagged items on the CPU: prefix sums of lengths, and rows of groups. One thread is enough: a batch has
-// far fewer items than rows.
+// Offsets of jagged items (the rows of one feature in one sample) on the CPU: prefix sums of the lengths before and
+// after a move, and rows of groups of segments. One thread is enough: a batch has far fewer items than rows.
 
 #include "headway/kernels/jagged_offsets.hpp"
 #include "jagged/group_rows.hpp"

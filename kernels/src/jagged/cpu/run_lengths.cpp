@@ -9,7 +9,7 @@
 // Example: keys 7 7 5 | 5 5 9, tasks of 3. Counts are 2 and 1, so key 9 begins run 2. The first task writes
 //  lengths 2 and 3: its second run goes on into the next task. The second task writes length 1 for key 9 only.
 //
-// Invariants: a run is written by the task in which it begins. No two tasks write the same place.
+// Invariants: a run is written by the task in which it begins. No two tasks write the same element.
 // Complexity: two passes over the keys, and the ends of runs that cross a task.
 
 #include "headway/kernels/run_lengths.hpp"
@@ -52,7 +52,8 @@ void write_runs(RunLengths const& runs, std::int64_t begin, std::int64_t end, st
   end_run(run_end);
 }
 
-/// First pass: counts the runs that begin in each task. A prefix sum then gives each task its first run.
+/// Runs both passes: the first counts the runs that begin in each task, and a prefix sum gives each task its first run.
+/// Outputs have room for `size` runs; the unused rest becomes 0.
 template <class Key>
 void find(RunLengths const& runs, Executor const& executor) {
   auto const* const keys = static_cast<Key const*>(runs.keys);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Checks of segments in host memory, before any row moves. A wrong offset would otherwise read or write outside a
+// Checks of segments in host memory, before any row moves. A segment is one or more neighbouring items, and an item is
+// the rows of one feature in one sample (jagged_segments.hpp). A wrong offset would otherwise read or write outside a
 // tensor. Errors name the segment and its rows.
 
 #include "jagged/cpu/segment_checks.hpp"

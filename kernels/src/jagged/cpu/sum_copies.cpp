@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums of copied rows on the CPU: the backward pass of copying jagged items. A task has a chunk of the original rows
-// and gathers their copies, in ascending order of the copied items, into a buffer in the accumulation type. So no two
-// tasks add to the same row, and sums are rounded once.
+// Sums of copied rows on the CPU: the backward pass of copying jagged items (an item is the rows of one feature in one
+// sample). A task has a chunk of the original rows and gathers their copies, in ascending order of the copied items,
+// into a buffer in the accumulation type. So no two tasks add to the same row, and sums are rounded once.
 
 #include "elements.hpp"
 #include "headway/kernels/jagged_sums.hpp"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Segments of a warp's work, held by its lanes; move_rows.cuh explains the algorithm.
+// Segments of a warp's work, held by its lanes; move_rows.cuh explains the algorithm. Packed rows are those of the
+// tensor whose segments follow each other without gaps; placed rows are those of the other tensor of the move
+// (JaggedMove).
 //
 // Loading 32 segments costs one memory latency, and each lane then looks up others by shuffles instead of memory.
 // Positions are 32 bits wide and count from the warp's first vector, since 64-bit arithmetic is slow on GPUs.
@@ -80,6 +82,7 @@ class SegmentsOfLanes {
 
   /// Number of segments that begin within the warp's vectors: those of the first lanes.
   [[nodiscard]] __device__ int size() const { return num_begun_; }
+  /// Position behind the last of the 32 segments.
   [[nodiscard]] __device__ std::int32_t end() const { return __shfl_sync(kAllLanes, mine_.end, kWarp - 1); }
 
   [[nodiscard]] __device__ LaneSegment of_lane(int lane) const {

@@ -2,7 +2,9 @@
 #pragma once
 
 // Jagged row moves on a device (JaggedMove): permute, dispatch, combine, transpose, join, split, pad and
-// spread (PlacedRow::kFirst).
+// spread (PlacedRow::kFirst). A move copies segments of rows between a packed tensor, in which they follow each other
+// without gaps, and a placed tensor, in which they lie anywhere. A gather writes the packed one, a scatter the placed
+// one.
 //
 // Idea: work is cut by packed vectors (up to 16 bytes), never by segments. A warp takes 128 to 1,024 consecutive
 // vectors, whichever segments they belong to. It finds its first segment by a search with 32 probes at once. Each lane

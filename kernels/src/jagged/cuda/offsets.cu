@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Offsets of jagged items on a device. CUB's scan reads its input through an iterator that computes each step
-// (offsets.cuh), so lengths of both lists are scanned without a copy.
+// (offsets.cuh), so the lengths of items before and after a move are scanned in one pass, without a copy.
 
 #include "jagged/cuda/launch.hpp"
 #include "jagged/cuda/offsets.cuh"

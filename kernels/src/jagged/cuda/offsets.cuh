@@ -24,7 +24,7 @@ __device__ std::int64_t offset_step(MovedLengths const& lengths, std::int64_t i)
   return static_cast<Length const*>(lengths.after)[i - lengths.num_before - 2];
 }
 
-/// Kernel: one thread per group.
+/// Kernel: counts the rows of groups of consecutive segments, one thread per group.
 __global__ void __launch_bounds__(kWarp* kWarpsOfBlock)
     count_rows_kernel(__grid_constant__ SegmentGroups const groups) {
   std::int64_t const group = std::int64_t{blockIdx.x} * (kWarp * kWarpsOfBlock) + threadIdx.x;

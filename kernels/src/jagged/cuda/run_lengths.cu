@@ -22,7 +22,7 @@ struct BeginsRun {
   __device__ std::int64_t operator()(std::int64_t i) const { return begins_run(keys, i) ? 1 : 0; }
 };
 
-/// Bytes of the begins of runs; the memory of the scan follows them.
+/// Bytes at the start of the scratch memory that hold the begins of runs; the memory of the scan follows them.
 std::int64_t begins_bytes(RunLengths const& runs) {
   constexpr std::int64_t kAlignment = 256;
   return ((runs.size + 1) * 8 + kAlignment - 1) / kAlignment * kAlignment;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sums of copied rows on a device: the backward pass of copying jagged items.
+// Sums of copied rows on a device: the backward pass of copying jagged items (an item is the rows of one feature in one
+// sample).
 //
 // Idea: a warp takes 64 vectors of the original rows (WarpRows). For each, a lane walks the CSR maps of features and
 // samples (copied_items.hpp) and adds up the copies in ascending order. Nothing is scattered, so there are no atomics.

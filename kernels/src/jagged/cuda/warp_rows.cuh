@@ -59,7 +59,7 @@ template <std::uint32_t kVectorsOfLane>
 struct WarpRows {
   static constexpr std::uint32_t kVectors = kWarp * kVectorsOfLane;
 
-  Segments const& packed;
+  Segments const& packed;  ///< In order, without gaps.
   std::uint32_t num_segments, vectors_of_row;
   std::int64_t num_rows;
 

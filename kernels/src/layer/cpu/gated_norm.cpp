@@ -2,7 +2,8 @@
 
 // Normalisation and gating of rows on the CPU. Rows are loaded into buffers in the arithmetic type, computed by
 // vector functions (simd/row_table.hpp), rounded once and stored. Sums over rows (gradients of weight and bias) are
-// taken per piece of rows and then over pieces, in order, so they do not depend on the executor.
+// taken per piece of rows and then over pieces, in order, so they do not depend on the executor. An output row has one
+// part or three side by side (GateForm). Statistics are the mean and 1 / deviation of each row.
 //
 // Example: 1,000 rows of 1 KiB are 8 pieces of 125 rows. Piece 0 has rows 0 to 124 and adds their weight gradients to
 // sums of its own. When all pieces are done, one thread adds piece 1 to piece 0, then piece 2, and so on. With 3
@@ -86,8 +87,8 @@ class RowBuffers {
       access_.load(args_.type, grad_out, row_index, part * columns, columns, row.parts[part]);
     }
   }
-  /// Adds the residual's gradient to that of x. It overwrites the first part's buffer.
-  /// The gradient of the output, which that buffer held, is no longer needed then.
+  /// Adds the residual (a gradient of x from elsewhere, such as a skip connection) to the gradient of x. It overwrites
+  /// the first part's buffer. The gradient of the output, which that buffer held, is no longer needed then.
   void add_to_x(std::int64_t row_index, StridedRows<void const*> const& residual) {
     access_.load(args_.type, residual, row_index, 0, args_.num_columns, row.parts[0]);
     access_.rows.add(padded(args_.num_columns), row.parts[0], row.x);

@@ -2,8 +2,7 @@
 
 // Choice of row functions by the instruction sets of this processor, made once per process.
 //
-// hstu::usable_block_kernels() has asked the processor already. This table follows its list, so both agree on the set
-// and on the padding of rows, which depends on the width of a vector.
+// hstu::usable_block_kernels() has asked the processor already. This table follows its list, so both use the same set.
 
 #include "layer/cpu/row_kernels.hpp"
 

@@ -22,9 +22,9 @@ struct NormRow {
   Real *weight_sums, *bias_sums;  ///< The backward pass adds the row's gradients of weight and bias here; may be null.
 };
 
-/// Functions on rows, compiled per instruction set. Sizes are padded. A pointer instead of a virtual function or a
-/// template per set: the caller picks one table per process, and each source file may be compiled with flags that other
-/// processors would not survive.
+/// Functions on rows, compiled per instruction set. Sizes are multiples of 16 (padded()). A pointer instead of
+/// a virtual function or a template per set: the caller picks one table per process, and each source file may be
+/// compiled with flags that other processors would not survive.
 template <class Real>
 struct RowKernels {
   char const* instruction_set;

@@ -25,6 +25,7 @@ struct ColumnSums {
   static constexpr int kGroups = 32;
 
   RealType const* partials;  ///< (num_partials, 2 or 1, num_columns)
+  /// `partial_stride`: distance between partials, in elements.
   std::int64_t num_partials, partial_stride, num_columns;
   Out* outs[2];  ///< (num_columns) for each sum of a partial; null if not wanted.
 };

@@ -24,7 +24,7 @@ template <class Shape>
 struct GatedNormParams {
   NormParams<Shape> norm;
   typename Shape::Element* out;
-  typename Shape::Number* statistics;
+  typename Shape::Number* statistics;  ///< (num_rows, 2): mean and 1 / deviation.
 };
 
 /// Kernel: one row per warp or block of threads. The return for rows beyond the end is safe before the sums: all

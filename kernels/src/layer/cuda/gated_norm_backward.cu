@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Launches of the backward pass of gated normalisation: all rows (gated_norm_backward.cuh), then sums over blocks
-// (column_sums.cuh). The grid is only as large as the device runs at once, since each block leaves partial sums.
+// (column_sums.cuh). The grid has at most two blocks per multiprocessor, since each block leaves partial sums.
 
 #include "headway/base/cuda_check.hpp"
 #include "layer/cuda/add_column_sums.cuh"
@@ -12,8 +12,8 @@ namespace headway::kernels {
 
 namespace {
 
-/// Number of blocks that the device runs at the same time, or fewer if rows are few. The kernel is compiled for at most
-/// two blocks on a multiprocessor at a time (its launch bounds).
+/// Number of blocks: two per multiprocessor, or fewer if rows are few. The kernel's launch bounds make room for two at
+/// a time, or for one if a thread keeps more than two packs.
 template <class Shape>
 std::int64_t num_blocks(std::int64_t num_rows) {
   std::int64_t const most = 2 * base::device_attribute(cudaDevAttrMultiProcessorCount);

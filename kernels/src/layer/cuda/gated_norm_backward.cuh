@@ -27,7 +27,7 @@ namespace headway::kernels {
 template <class Shape>
 struct GatedNormBackwardParams {
   NormParams<Shape> norm;
-  typename Shape::Number const* statistics;
+  typename Shape::Number const* statistics;  ///< (num_rows, 2): mean and 1 / deviation, from the forward pass.
   /// `residual`: gradient of the residual branch, which is added to grad_x; may be null.
   typename NormParams<Shape>::Rows grad_out, residual;
   typename Shape::Element *grad_x, *grad_gate;

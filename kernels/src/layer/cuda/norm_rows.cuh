@@ -104,6 +104,7 @@ struct ColumnValues {
   void const* data = nullptr;  ///< Null: there is none.
   bool is_numbers = false;     ///< Is it in the arithmetic type, not in that of elements?
 
+  /// Reads a pack of values; all are `other` if there are no data.
   __device__ void read_or(typename Shape::Number other, int pack, typename Shape::Values& values) const {
     using Number = typename Shape::Number;
     if (data == nullptr) {

@@ -39,7 +39,8 @@ inline void store(Lanes const& from, float* to) { __builtin_memcpy(to, &from, si
 
 // Sums of rows.
 
-/// Sums `count` rows for `kBlocks` times kLanes columns, with the sums in registers. They begin with `sum` or with 0.
+/// Sums `count` rows for `kBlocks` times kLanes columns from `column` on, with the sums in registers. They begin with
+/// `sum` (kAdds) or with 0. Null weights are all 1.
 template <bool kAdds, std::size_t kBlocks>
 inline void sum_columns(std::size_t column, std::size_t count, float const* const* vectors, float const* weights,
                         float* sum) {
@@ -91,7 +92,8 @@ inline void prefetch_vector(float const* vector, std::size_t dim) {
   for (std::size_t column = 0; column < dim; column += kLanes) __builtin_prefetch(vector + column, 0, 2);
 }
 
-/// Calls `copy(from, to)` for each row that is not null, and prefetches the rows of `next` meanwhile.
+/// Calls `copy(from, to)` for each row that is not null, and prefetches the rows of `next` (the caller's next gather)
+/// meanwhile.
 template <class Copy>
 inline void gather_by(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
                       float* to, Copy copy) {
@@ -129,6 +131,7 @@ inline void stream_line(float const* from, float* to) {
 #endif
 }
 
+/// `to` must be aligned to 64 bytes (VectorKernels::kStreamBytes), and `dim` a multiple of 16 floats.
 inline void stream(std::size_t dim, VectorKernels::Vectors const& vectors, VectorKernels::Vectors const& next,
                    float* to) {
   gather_by(dim, vectors, next, to, [dim](float const* from, float* out) {

@@ -63,7 +63,7 @@ using DeviceOperationPtr = std::shared_ptr<DeviceOperation>;
 struct DeviceSlotsOptions {
   std::size_t block_bytes = 0;  ///< Largest block from one rank to another; a multiple of 512.
   int num_slots = 2;            ///< Number of slots that may be leased or in flight at once.
-  int max_lag = 0;              ///< Bound k of the exchanges; below num_slots.
+  int max_lag = 0;              ///< Exchanges by which a rank may run ahead of its peers; below num_slots.
 };
 
 /// Slots in device memory for exchanges without a copy inside a device: inputs and outputs stay where they are.
@@ -113,7 +113,7 @@ class DeviceGroup {
   [[nodiscard]] virtual int ordinal() const = 0;
 
   /// All-to-all with bounded lag: this rank's part of operation t begins after its part of operation t - max_lag - 1 is
-  /// complete.
+  /// complete. max_lag is that of the group's channel in `args`.
   virtual DeviceOperationPtr all_to_all_v(AllToAllArgs const& args, DeviceCall const& call) = 0;
   virtual DeviceOperationPtr broadcast(std::span<std::byte> block, int root, DataType type, DeviceCall const& call) = 0;
   virtual DeviceOperationPtr gather(std::span<std::byte const> block, std::span<std::span<std::byte> const> receives,
@@ -123,15 +123,15 @@ class DeviceGroup {
   virtual DeviceOperationPtr all_gather(std::span<std::byte const> block,
                                         std::span<std::span<std::byte> const> receives, DataType type,
                                         DeviceCall const& call) = 0;
-  /// Messages between two ranks are matched in the order of their starts. Ranks that give different values of `match`
-  /// get an error.
+  /// Messages between two ranks are matched in the order of their starts. `match` is the caller's tag of a message:
+  /// ranks that give different values get an error.
   virtual DeviceOperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type,
                                   DeviceCall const& call) = 0;
   virtual DeviceOperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type,
                                      DeviceCall const& call) = 0;
 
-  /// Makes slots with a ring of their own. All ranks call it at the same point in their sequence of operations. It
-  /// blocks until all ranks have called it.
+  /// Makes slots: num_slots receive buffers on each rank, used in turn. All ranks call it at the same point in their
+  /// sequence of operations. It blocks until all ranks have called it.
   [[nodiscard]] virtual std::unique_ptr<DeviceSlots> make_slots(DeviceSlotsOptions const& options) = 0;
 
   [[nodiscard]] virtual DeviceStats stats() = 0;

@@ -30,11 +30,11 @@ inline Deadline deadline_after(std::chrono::milliseconds timeout) {
 /// them; a put without a header leaves these bytes unchanged.
 inline constexpr std::size_t kHeaderBytes = 64;
 
-/// Largest header of a put.
+/// Largest header of a put. A header describes the message to the receiving channel.
 inline constexpr std::size_t kMaxHeaderBytes = 48;
 
-/// Number of a window of a rank. Window 0 is the receive buffer, made when the endpoint
-/// connects; other windows are user memory.
+/// Number of a window of a rank, which is memory that peers may put into. Window 0 is the receive buffer, made when the
+/// endpoint connects; other windows are user memory.
 using WindowId = std::uint32_t;
 inline constexpr WindowId kReceiveBuffer = 0;
 
@@ -69,7 +69,8 @@ struct PeerTraits {
   bool copies_at_put = false;      ///< put() no longer needs its payload when it returns: flushed() equals put_count().
   std::size_t max_put_bytes = kNoLimit;  ///< Largest payload of one put, in bytes.
   std::size_t piece_bytes = kNoLimit;    ///< Callers cut larger payloads for a window into such puts.
-  std::size_t min_window_bytes = 0;      ///< Smaller memory costs more to register than it saves, unless of allocate().
+  /// Smaller memory costs more to register than it saves, unless it is from allocate() (memory.hpp).
+  std::size_t min_window_bytes = 0;
 
   static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 };
@@ -106,7 +107,7 @@ class Endpoint {
   /// of put_count(peer) after this call. The put may stay unsent until submit().
   /// @returns kWouldBlock, with no effect, if no credit is left.
   /// @throws UsageError if `destination.peer` is not another rank, or if the range leaves the peer's receive buffer.
-  /// If receive buffers were made with one part per source, the range must lie in this rank's part.
+  /// If a transport divides receive buffers into one part per source (shm can), the range must lie in this rank's part.
   virtual Status put(Destination const& destination, std::span<std::byte const> header,
                      std::span<std::byte const> payload, Tag tag) = 0;
 

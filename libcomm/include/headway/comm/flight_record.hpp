@@ -13,7 +13,9 @@ using DataType = std::uint16_t;
 
 /// Progress of an operation on this rank.
 enum class FlightState {
-  kQueued,     ///< Started, but some of its messages were not posted yet: max_lag or missing credit holds them back.
+  /// Started, but some of its messages were not posted yet. The bound max_lag, on how far ranks run ahead, holds them
+  /// back, or the transport accepts no more messages to a peer now.
+  kQueued,
   kPosted,     ///< All messages of this rank are posted.
   kCompleted,  ///< Completed without an error.
   kFailed,     ///< Still pending when the group failed.
@@ -28,9 +30,11 @@ struct FlightRecord {
   /// other collectives together, the sends to each peer, and the receives from each peer. Operations on host memory and
   /// on CUDA devices are numbered separately. Receives from any rank are numbered on this rank only.
   std::uint64_t seq;
-  int channel;  ///< Channel of an all-to-all; -1 for other operations. Device slots use channels above the group's own.
-  int device;   ///< CUDA device ordinal in this process; -1: host memory.
-  int peer;     ///< Root of a rooted collective, or the other rank of a message; else -1.
+  /// Channel of an all-to-all; -1 for other operations. All-to-alls of DeviceSlots have numbers above those of the
+  /// group's channels.
+  int channel;
+  int device;                               ///< CUDA device ordinal in this process; -1: host memory.
+  int peer;                                 ///< Root of a rooted collective, or the other rank of a message; else -1.
   DataType data_type;                       ///< 0 for a barrier.
   std::uint64_t input_bytes, output_bytes;  ///< Bytes that this rank sends and receives, blocks to itself included.
   FlightState state;

@@ -40,7 +40,7 @@ struct AllToAllArgs {
   std::span<std::span<std::byte const> const> sends;
   std::span<std::span<std::byte> const> receives;  ///< (size) Block from each rank.
   DataType data_type = 0;
-  int channel = 0;
+  int channel = 0;  ///< Sequence of all-to-alls that this one belongs to: below options().num_channels.
   /// (size) If given, the blocks of `receives` are capacities, and this gets the bytes that came from each rank. Valid
   /// once the operation is done; its memory belongs to the library until then. A larger block is an error on this rank,
   /// found before anything is written.
@@ -68,12 +68,14 @@ class Group {
   [[nodiscard]] virtual GroupAdmin& admin() = 0;
   [[nodiscard]] virtual GroupMonitor& monitor() = 0;
 
-  /// All-to-all with bounded lag: receives[r] gets the block that rank r gave as sends[rank()].
+  /// All-to-all with bounded lag: receives[r] gets the block that rank r gave as sends[rank()]. Its messages may leave
+  /// at once if at most max_lag (GroupAdmin) older all-to-alls of its channel are pending, else as soon as that holds.
   virtual OperationPtr all_to_all_v(AllToAllArgs const& args) = 0;
   /// all_to_all_v() followed by wait(), for callers with nothing to do meanwhile. Costs less than the two calls.
   virtual Status all_to_all_v_and_wait(AllToAllArgs const& args) = 0;
 
-  /// Point-to-point messages. Those between two ranks with equal `match` arrive in order. `match` is below 2^63.
+  /// Point-to-point messages. Those between two ranks with equal `match` (a tag as in MPI, below 2^63) arrive in
+  /// order.
   virtual OperationPtr send(std::span<std::byte const> block, int peer, std::uint64_t match, DataType type) = 0;
   virtual OperationPtr receive(std::span<std::byte> block, int peer, std::uint64_t match, DataType type) = 0;
   virtual OperationPtr receive_any(std::span<std::byte> block, std::uint64_t match, DataType type) = 0;

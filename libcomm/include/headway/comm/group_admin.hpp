@@ -25,8 +25,8 @@ class GroupAdmin {
   /// Timeout of operations that start from now on. Local to this rank.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
-  /// Sets how many exchanges this rank may be ahead of its peers, from 0 to options().max_lag_limit. Exchanges on
-  /// different channels are numbered apart; an empty `channel` means all of them. Local to this rank; needs no
+  /// Sets how many all-to-alls this rank may be ahead of its peers, from 0 to options().max_lag_limit. All-to-alls of
+  /// different channels are numbered apart; an empty `channel` sets all channels. Local to this rank; needs no
   /// agreement.
   virtual void set_max_lag(int max_lag, std::optional<int> channel = std::nullopt) = 0;
   [[nodiscard]] virtual int max_lag(int channel) = 0;
@@ -56,10 +56,11 @@ class GroupAdmin {
   /// it must not throw, call into the group, or wait for a thread that does. Leaving the group is not a failure.
   virtual void on_failure(FailureCallback callback) = 0;
 
-  /// Attaches or detaches a DeviceGroup, which shares this group's failures and time limits. At most one at a time.
+  /// Attaches or detaches a DeviceGroup (a GroupObserver), which shares this group's failures and time limits. At most
+  /// one at a time.
   virtual void attach(GroupObserver& observer) = 0;
   virtual void detach(GroupObserver& observer) noexcept = 0;
-  /// Sends `text` to the GroupObserver attached at `peer`, in order. Less than kMaxOobBytes.
+  /// Sends `text` to the GroupObserver attached at `peer`, in order. Less than kMaxOobBytes (endpoint.hpp).
   virtual void send_oob(int peer, std::string_view text) = 0;
 };
 

@@ -14,8 +14,8 @@ namespace headway::comm {
 
 /// Counters towards one peer, since connecting or reset_stats().
 struct PeerStats {
-  double wait_s = 0;  ///< Seconds that this rank waited for this peer, the last one to arrive.
-  std::uint64_t waits = 0;
+  double wait_s = 0;        ///< Seconds that this rank waited for this peer, the last one to arrive.
+  std::uint64_t waits = 0;  ///< Number of waits in `wait_s`.
   std::uint64_t bytes_sent = 0, bytes_received = 0, messages_sent = 0, messages_received = 0;
   std::uint64_t repeated_fragments = 0;  ///< Notifications dropped because their fragment had already arrived.
 };
@@ -28,8 +28,10 @@ struct GroupStats {
   std::vector<double> wait_s_by_lag;  ///< Entry i: seconds waited at lag i.
   std::uint64_t operations = 0;       ///< All-to-alls completed.
   std::uint64_t rts_revoked = 0;      ///< Large blocks that this rank sent after their receiver did not fetch them.
-  std::uint64_t lag_lost = 0;         ///< Blocks larger than a slot that this rank sent while max_lag was above 0.
-  std::uint64_t queued = 0;           ///< All-to-alls that could not be posted at their start.
+  /// Blocks larger than a slot (slot_bytes) that this rank sent while max_lag was above 0. Their all-to-alls ended only
+  /// when the receivers had taken part, so this rank could not run ahead.
+  std::uint64_t lag_lost = 0;
+  std::uint64_t queued = 0;                ///< All-to-alls that could not be posted at their start.
   std::uint64_t receive_buffer_bytes = 0;  ///< Receive memory: library-owned bytes that peers write to, as reserved.
 };
 
@@ -49,6 +51,7 @@ class GroupMonitor {
  public:
   virtual ~GroupMonitor() = default;
 
+  /// Transport to `peer`, and what it can do.
   [[nodiscard]] virtual PeerTraits traits(int peer) const = 0;
   /// Numeric address at which this rank reaches a peer's host; 127.0.0.1 for a peer on this host.
   [[nodiscard]] virtual std::string address(int peer) const = 0;

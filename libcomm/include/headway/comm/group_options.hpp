@@ -32,9 +32,10 @@ using DataTypeName = std::string (*)(DataType) noexcept;
 struct GroupOptions {
   Transport transport = Transport::kAuto;
   int max_lag = 0;         ///< Initial max_lag of each channel: a rank may run this many all-to-alls ahead.
-  int max_lag_limit = -1;  ///< Largest value that set_max_lag() accepts; -1: max_lag. Fixes the depth of the rings.
-  /// Collect data for recommended_max_lag(). Each all-to-all message then carries 8 more bytes: how long its sender was
-  /// busy.
+  int max_lag_limit = -1;  ///< Largest value that set_max_lag() accepts; -1: max_lag. Fixes the ring depth, which is
+                           ///< the number of receive slots per peer and channel: 2 * (max_lag_limit + 1).
+  /// Collect data for recommended_max_lag(). Each all-to-all message then carries 8 more bytes: how long its sender
+  /// worked between waits.
   bool adapt_lag = false;
   /// Largest block for one peer that can lag. An exchange with a larger one works, but does not lag.
   std::size_t slot_bytes = 256 * 1024;
@@ -46,9 +47,9 @@ struct GroupOptions {
   /// Threshold in bytes for reading blocks from the sender's memory while max_lag is above 0: this rank's bytes of
   /// one exchange, times the ring depth, must exceed it. Below it the slots stay in cache and are faster.
   std::size_t get_footprint = std::size_t{4} << 20;
-  /// Time, per started 256 KiB, that a sender with max_lag above 0 leaves a block with an open RTS to its receiver,
-  /// counted from when its operation waits for nothing else. Then the sender revokes the RTS and sends the block
-  /// itself.
+  /// Time, per started 256 KiB, that a sender with max_lag above 0 leaves a block to its receiver after announcing it
+  /// (RTS, ready to send), counted from when its operation waits for nothing else. Then the sender revokes the RTS and
+  /// sends the block itself.
   std::chrono::microseconds rts_patience{50};
   /// Limit in bytes, over all source ranks, on messages held because no receive was posted for them. Beyond it their
   /// senders wait. If a receive waits for such a sender for 30 s, the group fails (earlier if half the timeout is

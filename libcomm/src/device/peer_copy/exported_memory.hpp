@@ -36,7 +36,8 @@ namespace headway::comm::peer_copy {
 /// to it.
 class ExportedMemory {
  public:
-  /// Serves the ranks that meet in `set`. A peer must have been met before memory is exported to it.
+  /// `set`: number under which `ipc_exchange` has exchanged hellos with the peers. Descriptors go to the mailboxes that
+  /// these hellos name, so export memory to a peer only after its link is in use.
   ExportedMemory(std::shared_ptr<Context const> context, IpcExchange& ipc_exchange, int set)
       : context_(std::move(context)), ipc_exchange_(ipc_exchange), set_(set) {}
 
@@ -75,11 +76,11 @@ class ExportedMemory {
   /// By peer, in order of the exports. Reset once the peer knows that it is freed.
   std::map<int, std::vector<std::weak_ptr<SharedSegment const>>> exported_;
   std::map<int, std::vector<Mapped>> mapped_;  ///< By peer, in order of its exports.
-  std::uint64_t num_freed_ = 0;
+  std::uint64_t num_freed_ = 0;                ///< SharedMemory::num_freed() at the last take_news().
   std::atomic<bool> has_exported_ = false;
 
-  std::mutex freed_mutex_;  ///< Guards the members below.
-  std::vector<std::pair<int, std::uint64_t>> freed_;
+  std::mutex freed_mutex_;                            ///< Guards the members below.
+  std::vector<std::pair<int, std::uint64_t>> freed_;  ///< (peer, segment): freed there, not yet unmapped here.
 };
 
 }  // namespace headway::comm::peer_copy

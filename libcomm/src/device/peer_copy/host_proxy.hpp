@@ -2,10 +2,10 @@
 
 // Host proxy for CUDA exchanges between hosts: a thread that plays the peer of remote links.
 //
-// Idea: streams use a remote link like one inside a host. The HostProxy watches the words that streams write and sends
-// filled slots over the group; it receives into free slots and writes the words that streams wait for. It calls no
-// driver function. Before the fragments of a message it sends the message's MessageDescriptor, which the receiver
-// compares.
+// Idea: streams use a remote link (to a peer on another host) like one inside a host. The HostProxy watches the words
+// that streams write and sends filled slots over the group; it receives into free slots and writes the words that
+// streams wait for. It calls no driver function. Before the fragments of a message it sends the message's
+// MessageDescriptor, which the receiver compares.
 //
 // Example: a send of 2 fragments. The stream copies fragment 0 into an outgoing slot and writes arrived = 1 on its
 // stream sync words. The HostProxy sends the descriptor, then fragment 0, and stores consumed = 1 on the sync words
@@ -56,7 +56,7 @@ class HostProxy {
   struct Message {
     MessageDescriptor descriptor;
     std::uint64_t first_fragment, num_fragments;
-    bool is_staged;
+    bool is_staged;  ///< The block is small: its fragment lies in a stage instead of a slot (layout.hpp).
   };
 
   explicit HostProxy(Group& group);

@@ -25,7 +25,7 @@ namespace headway::comm::peer_copy {
 namespace {
 
 /// Time between two looks for a hello or for room in a mailbox.
-constexpr auto kLookInterval = std::chrono::microseconds(100);
+constexpr auto kPollInterval = std::chrono::microseconds(100);
 
 static_assert(std::is_trivially_copyable_v<Hello>);
 
@@ -96,7 +96,7 @@ Hello IpcExchange::await_hello(int set, int peer, Deadline deadline, WhileWaitin
       throw SystemError("rank " + std::to_string(peer) + " has not used its device in this group in time");
     }
     while_waiting();
-    std::this_thread::sleep_for(kLookInterval);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 
@@ -139,7 +139,7 @@ void IpcExchange::await_room(int set, Deadline deadline, WhileWaiting const& whi
     }
     if (Clock::now() > deadline) throw SystemError("a peer did not take descriptors of CUDA memory in time");
     while_waiting();
-    std::this_thread::sleep_for(kLookInterval);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 

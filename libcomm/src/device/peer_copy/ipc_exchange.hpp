@@ -24,11 +24,13 @@ struct Hello {
   std::array<char, 96> host{};     ///< host_identity().
   std::array<char, 64> mailbox{};  ///< Address to which the peer sends its descriptors,
   Nonce nonce{};                   ///< with this nonce.
-  CUuuid device{};
+  CUuuid device{};                 ///< Device of the sender.
+  /// Sizes that must be equal on all ranks: of the sender's shared memory for one peer, and of its first channel's
+  /// slots.
   std::uint64_t host_bytes = 0, device_bytes = 0, slot_bytes = 0;
 };
 
-/// Exchange of memory descriptors between ranks of one host, without turns.
+/// Exchange of file descriptors of memory between ranks of one host, in any order.
 ///
 /// Each rank sends its hello to all peers at once. Whichever thread receives a peer's hello sends the descriptors
 /// for that peer. So a rank waits only for the hellos of the peers that it needs, never until another rank has

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Layout of the memory that two ranks of a host share: control words, stages and slots, for each channel.
+// Layout of the memory that two ranks of a host share, for each channel: control words (SyncWords), stages for small
+// blocks, and slots for the fragments of larger ones.
 //
 //   host segment:    [sync words of channel 0 | its stages] [sync words of channel 1 | its stages] ...  (page-aligned)
 //   device segment:  [slots of channel 0] [slots of channel 1] ...

@@ -7,9 +7,9 @@
 // be turned into a file descriptor, which a Unix socket carries to another process. cudaIpcGetMemHandle() would be
 // simpler, but there the owner must not free the memory before every peer has closed it.
 //
-// Invariants: the handle is released as soon as it is mapped, so the mappings alone keep the memory. Sizes are
-// rounded up to the driver's granularity (2 MiB on today's devices) on both sides. Host memory is registered with the
-// driver after it is mapped, and unregistered before it is unmapped.
+// Invariants: the handle is released as soon as it is mapped, so only mappings and descriptors keep the memory. Sizes
+// are rounded up to the driver's granularity (2 MiB on today's devices) on both sides. Host memory is registered with
+// the driver after it is mapped, and unregistered before it is unmapped.
 
 #include "device/peer_copy/memory.hpp"
 

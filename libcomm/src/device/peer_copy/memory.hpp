@@ -11,7 +11,7 @@
 namespace headway::comm::peer_copy {
 
 /// Device memory that processes of one host share (VMM handle): created by one, mapped by others. It is freed when the
-/// last of them has unmapped it or ended.
+/// last of them has unmapped it and closed its descriptors, or ended.
 class DeviceSegment {
  public:
   DeviceSegment() = default;

@@ -15,8 +15,9 @@ namespace headway::comm {
 /// show that receivers tolerate late, reordered and repeated notifications.
 ///
 /// Every arrival is held for at most kMaxHoldPolls polls. A repeat follows its original within kMaxRepeatPolls polls
-/// and within kMaxRepeatDistance arrivals of the same source. Tags number fragments modulo 256, and fewer pass in
-/// between, so the repeated tag still names the same fragment. The same seed and the same calls give the same schedule.
+/// and within kMaxRepeatDistance arrivals of the same source. Tags number the fragments of a block modulo 256, and
+/// fewer pass in between, so the repeated tag still names the same fragment. The same seed and the same calls give the
+/// same schedule.
 class FaultSchedule {
  public:
   static constexpr std::uint64_t kMaxHoldPolls = 24;

@@ -58,6 +58,7 @@ class CompositeEndpoint final : public Endpoint {
   [[nodiscard]] bool receives_by_polling() const override;
 
  private:
+  /// The transport that owns the receive buffer.
   [[nodiscard]] Endpoint& owner() const { return *transports_.front(); }
   /// Transport that reaches `peer`. An invalid rank goes to the first transport, which rejects it.
   [[nodiscard]] Endpoint& of(int peer) const {

@@ -49,7 +49,7 @@ struct Mailbox {
   [[nodiscard]] std::byte* data() { return receive_buffer.front().bytes; }
 
   std::vector<Line> receive_buffer;
-  std::mutex mutex;  ///< Guards all members below except the atomic and the doorbell, and the receive_buffer bytes.
+  std::mutex mutex;  ///< Guards the bytes of receive_buffer, and all members below but the atomic and the doorbell.
   std::vector<Event> events;
   std::map<std::pair<int, WindowId>, std::span<std::byte>> windows;
   bool readable = true;  ///< False after retract(): peers must not get() any more.
@@ -67,8 +67,8 @@ struct Hub {
   std::size_t receive_buffer_bytes;
   InprocTraits traits;
   std::vector<std::unique_ptr<Mailbox>> mailboxes;
-  std::vector<std::atomic<bool>> is_taken;  ///< (size) True if a rank has found this hub through the store.
-  std::string generation = to_hex(random_bytes<16>());
+  std::vector<std::atomic<bool>> is_taken;              ///< (size) True if a rank has found this hub through the store.
+  std::string generation = to_hex(random_bytes<16>());  ///< Equal on all ranks of this group; no other group has it.
 };
 
 class InprocEndpoint final : public Endpoint {
@@ -123,7 +123,7 @@ class InprocEndpoint final : public Endpoint {
         expects(destination.offset <= memory.size() && payload.size() <= memory.size() - destination.offset,
                 "put: the range leaves the window");
         if (!payload.empty()) std::memcpy(memory.data() + destination.offset, payload.data(), payload.size());
-      }
+      }  // Otherwise the window is closed, and the payload is dropped.
     }
     // After the bytes are in place. The receiver's lock, taken again by post(), makes them visible to its poll().
     post(destination.peer, {Event::Kind::kArrival, rank_, tag, {}});

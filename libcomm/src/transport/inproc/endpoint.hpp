@@ -16,7 +16,7 @@ namespace headway::comm {
 struct InprocTraits {
   bool can_get = true;
   bool can_put_to_window = false;
-  std::size_t piece_bytes = PeerTraits::kNoLimit;
+  std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Callers cut larger payloads for a window into such puts.
 };
 
 /// Endpoints for ranks that are threads of this process: the reference of the transport contract.

@@ -76,8 +76,8 @@ Region Region::map(base::FileDescriptor fd, int size, std::size_t receive_buffer
   return region;
 }
 
-// The kernel allocates pages on their first write: an unused ring costs address space only. A huge page must lie in one
-// mapping as a whole, so the mapping of a part extends to the ends of its huge pages.
+// The kernel allocates pages on their first write: an unused receive buffer costs address space only. A huge page must
+// lie in one mapping as a whole, so the mapping of a part extends to the ends of its huge pages.
 void Region::map_file(int size, std::size_t receive_buffer_bytes, ReceiveRange part) {
   std::size_t const head_bytes = receive_buffer_offset(size);
   head_ = Mapping(fd_, 0, head_bytes, Pages::kSmall);

@@ -70,7 +70,7 @@ class ReadPermission {
   static Process& of_this_process();
 
   ReadPermission() = default;
-  /// Asks for `peers`, given by their process ids in this process's namespace. Has no effect unless Yama's level is 1.
+  /// Lets `peers`, process ids in this process's namespace, read its memory. Has no effect unless Yama's level is 1.
   ReadPermission(Process& process, std::span<int const> peers);
   ReadPermission(ReadPermission&& other) noexcept { *this = std::move(other); }
   ReadPermission& operator=(ReadPermission&& other) noexcept {

@@ -134,7 +134,7 @@ bool TcpEndpoint::poll(ArrivalSink& sink) {
   bool moved = false;
   for (int i = 0; i < count; ++i) {
     auto const& event = events[static_cast<std::size_t>(i)];
-    if (event.data.fd < 0) {
+    if (event.data.fd < 0) {  // data.fd holds the peer's rank; -1: the silence timer.
       check_silence(sink);
       continue;
     }

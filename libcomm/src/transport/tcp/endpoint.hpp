@@ -69,7 +69,7 @@ class TcpEndpoint final : public Endpoint {
     tcp::SendQueue queue;
     tcp::FrameReader reader;
     std::uint64_t num_put = 0, num_flushed = 0;
-    bool is_peer = false;
+    bool is_peer = false;  ///< tcp reaches that rank; stays true when it is lost.
     bool has_unsubmitted = false;
     bool waits_for_room = false;  ///< Its socket was full: poll() goes on sending when there is room.
     std::string loss;  ///< Reason for the loss or for a failed send. The peer counts as lost once all its data is read.

@@ -26,9 +26,9 @@ struct FrameHeader {
   FrameKind kind = FrameKind::kPut;
   std::uint8_t header_bytes = 0;  ///< Size of the put's header, which follows. The payload comes after it.
   std::uint16_t reserved = 0;
-  std::uint32_t tag = 0;
-  std::uint32_t window = 0;
-  std::uint64_t offset = 0;
+  std::uint32_t tag = 0;     ///< Tag::packed().
+  std::uint32_t window = 0;  ///< WindowId at the receiver.
+  std::uint64_t offset = 0;  ///< In bytes, from the start of the window.
   std::uint64_t payload_bytes = 0;
 };
 static_assert(sizeof(FrameHeader) == 32 && std::is_trivially_copyable_v<FrameHeader>);

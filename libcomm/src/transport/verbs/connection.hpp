@@ -47,7 +47,8 @@ struct QueuePairSizes {
 /// Creates a reliable-connection queue pair, not yet connected. @throws SystemError.
 QueuePair make_queue_pair(ibv_pd* domain, ibv_cq* completions, ibv_srq* receives, QueuePairSizes& sizes);
 
-/// Connects queue pair `rail` (INIT, RTR, RTS). @throws SystemError naming `peer` and the step.
+/// Connects a queue pair (INIT, RTR, RTS). `rail`: its index among those to the peer. @throws SystemError naming `peer`
+/// and the step.
 void connect_queue_pair(ibv_qp* queue_pair, Address const& own, Hello const& own_hello, Hello const& peer_hello,
                         std::size_t rail, int peer);
 

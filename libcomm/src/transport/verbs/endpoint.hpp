@@ -40,8 +40,8 @@ struct Window {
 /// Control memory that one peer writes with plain RDMA writes, which consume no receive.
 struct Mailbox {
   alignas(64) std::uint64_t num_taken;  ///< Notifications of the mailbox's owner that the peer has consumed.
-  /// Window s is at index s mod kWindows. A window is written before the notification that announces it, on the same
-  /// queue pair.
+  /// The window with number `id` is at index id mod kWindows. A window is written before the notification that
+  /// announces it, on the same queue pair.
   alignas(64) std::array<Window, kWindows> windows;
 };
 
@@ -118,11 +118,12 @@ class VerbsEndpoint final : public Endpoint {
     std::vector<verbs::Rail> rails;  ///< Empty if the peer is lost or belongs to another transport.
     std::size_t next_rail = 0;
     verbs::Hello remote{};
-    bool is_peer = false, is_lost = false, shares_host = false;
+    bool is_peer = false;  ///< verbs reaches that rank; stays true when it is lost.
+    bool is_lost = false, shares_host = false;
     bool is_unsubmitted = false;  ///< True if it is in unsubmitted_.
     std::string
         loss;  ///< Reason why nothing more is sent to it. The peer counts as lost once its OOB messages are read.
-    Clock::time_point loss_is_due;
+    Clock::time_point loss_is_due;  ///< When a loss is reported; until then an OOB message may tell the reason.
     std::array<OwnWindow, verbs::kWindows> own_windows;
 
     std::uint64_t num_put = 0, num_taken = 0;  ///< num_taken: the peer's consumed count at the last look.

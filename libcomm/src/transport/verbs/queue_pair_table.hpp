@@ -19,8 +19,8 @@ namespace headway::comm::verbs {
 class QueuePairTable {
  public:
   struct Owner {
-    int peer = kFree;  ///< Negative if no peer owns it.
-    std::uint32_t rail = 0;
+    int peer = kFree;        ///< Negative if no peer owns it.
+    std::uint32_t rail = 0;  ///< Index among the queue pairs to that peer.
   };
 
   explicit QueuePairTable(std::size_t capacity) : entries_(std::bit_ceil(std::max<std::size_t>(2 * capacity, 2))) {}

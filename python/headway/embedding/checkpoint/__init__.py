@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of tables: N ranks save, M ranks load.
 
-Idea: a key belongs to one of 16,384 virtual buckets (by its hash), and each rank owns a range of buckets. Each rank
-writes the records of its range into a file of its own. On loading, a rank reads only the blocks whose buckets overlap
-its new range, and drops the records of other ranks.
+Idea: a key belongs to one of 16,384 virtual buckets (by its hash), and each rank owns a range of buckets. A record is a
+row with its key, lookup count, step and optimizer state. Each rank writes the records of its range into a file of its
+own. On loading, a rank reads only the blocks whose buckets overlap its new range, and drops the records of other ranks.
 
 Format: a folder holds one checkpoint: ``manifest.json``, and one file ``tables-<save>-<rank>.bin`` for each rank. A
 file is a sequence of blocks. A block holds up to 65,536 records of one merged table in the order of their buckets, by

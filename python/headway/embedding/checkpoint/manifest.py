@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a checkpoint: merged tables, blocks and their positions."""
+"""The manifest of a checkpoint: merged tables (``headway/embedding/merging.py``), blocks and their positions."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 """Saving: each rank writes one file, then rank 0 replaces the manifest.
 
 Invariant: all files that the manifest on disk names exist. So a rank removes its file after a failure only if no
-manifest can name it, and rank 0 removes older files only after the new manifest is on disk.
+manifest can name it, and rank 0 removes older files only after the new manifest is on disk. The package's docstring
+describes the format.
 """
 
 from __future__ import annotations

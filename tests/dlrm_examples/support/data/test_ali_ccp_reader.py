@@ -87,6 +87,7 @@ def test_a_directory_is_converted_and_both_kinds_of_malformed_lines_are_counted(
         "common_features_train.csv:2",
         "sample_skeleton_train.csv:2",
     ]
+    # The log has one row, so the column starts again.
     assert log.read_columns(["field_205"], num_rows=2)["field_205"].tolist() == [99, 99]
 
 

@@ -62,7 +62,7 @@ def test_a_file_is_converted_in_line_order(tmp_path: Path, small_blocks: int, na
 
     assert numbers_in(log) == list(range(11))
     assert log.manifest.complete
-    assert log.manifest.max_ids[0] == 10
+    assert log.manifest.max_ids[0] == 10  # The first category is the number of the line, too.
 
 
 def test_a_directory_is_converted_file_after_file(tmp_path: Path, small_blocks: int) -> None:
@@ -140,7 +140,7 @@ def test_only_as_many_lines_as_needed_are_converted(tmp_path: Path, small_blocks
     source = write_lines(tmp_path / "log.tsv", range(40))
 
     log = open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=5)
-    assert numbers_in(log) == list(range(8))
+    assert numbers_in(log) == list(range(8))  # Whole blocks of 4 lines.
     assert not log.manifest.complete
 
     assert open_or_convert(source, CRITEO, store_root=tmp_path / "store", num_rows=3) == log

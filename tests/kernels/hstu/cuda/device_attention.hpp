@@ -80,7 +80,8 @@ inline DeviceMemory<std::uint8_t> used_workspace(std::size_t size_bytes) {
   return DeviceMemory<std::uint8_t>(std::vector<std::uint8_t>(size_bytes, 0xff));
 }
 
-/// Runs both passes of a case on the device, and checks that padding stays untouched.
+/// Runs both passes of a case on the device, and checks that padding stays untouched. The backward pass runs first, as
+/// it needs no output of the forward pass.
 inline AttentionOutcome run_on_device(AttentionCase const& of, AttentionTensors const& tensors, ElementType type,
                                       AttentionKernels const& kernels) {
   auto const unwritten = [&of, type](std::vector<float> const& like, std::int32_t columns) {

@@ -26,7 +26,7 @@ inline typename Simd<Real>::Vector exponential(typename Simd<Real>::Vector x) {
   x = x < -most ? -most : x;
   Vector const shifted = x * Real(1.44269504088896340736) + S::kRounder;
   Vector const n = shifted - S::kRounder;
-  Vector const r = (x - n * S::kLog2High) - n * S::kLog2Low;
+  Vector const r = (x - n * S::kLn2High) - n * S::kLn2Low;
 
   constexpr Real kInverseFactorials[] = {Real(1),
                                          Real(1),

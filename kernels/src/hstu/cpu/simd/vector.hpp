@@ -34,7 +34,7 @@ struct Simd<float> {
   static constexpr std::int32_t kExponentBias = 127;
   static constexpr float kMaxExponent = 87;    ///< Largest argument: exp of it is finite.
   static constexpr float kRounder = 12582912;  ///< 1.5 * 2^23: adding it rounds a number to an integer.
-  static constexpr float kLog2High = 0.693359375F, kLog2Low = -2.12194440e-4F;  ///< ln 2 as a sum of two parts.
+  static constexpr float kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;  ///< ln 2 as a sum of two parts.
   static constexpr int kTerms = 8;  ///< Terms of the series of exp() up to ln(2) / 2; its error is below rounding.
 };
 
@@ -47,7 +47,7 @@ struct Simd<double> {
   static constexpr std::int64_t kExponentBias = 1023;
   static constexpr double kMaxExponent = 707;
   static constexpr double kRounder = 6755399441055744;
-  static constexpr double kLog2High = 6.93145751953125e-1, kLog2Low = 1.42860682030941723212e-6;
+  static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
   static constexpr int kTerms = 14;
 };
 

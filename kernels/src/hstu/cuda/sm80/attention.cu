@@ -50,7 +50,8 @@ std::string why_not_sm80(HstuForwardArgs const& args) {
     return "there are more than " + std::to_string(TimeTable::kMaxBounds) + " time bounds";
   }
   for (TileRows const side : {TileRows::kQueries, TileRows::kKeys}) {
-    // Tile numbers are 32-bit; the factor 2 leaves room for one step of the grid beyond the last.
+    // Tiles have at least 16 rows. Their numbers are 32-bit; the factor 2 leaves room for one step of the grid beyond
+    // the last.
     if (num_sm80_tiles(args, side, 16) > std::numeric_limits<std::int32_t>::max() / 2) {
       return "there are too many sequences and heads of this length";
     }

@@ -9,7 +9,7 @@
 
 namespace headway::kernels {
 
-struct Sm80Partials;
+struct Sm80Partials;  // Partial gradients of bias weights in the workspace (plan.hpp).
 
 /// Reason why the sm_80 kernels do not take these arguments; empty if they do.
 [[nodiscard]] std::string why_not_sm80(HstuForwardArgs const& args);
@@ -17,6 +17,7 @@ struct Sm80Partials;
 /// Enqueues the forward pass on sm_80 and later.
 void sm80_forward_async(HstuForwardArgs const& args, CudaStream stream);
 /// Enqueues the backward pass. Gradients are bitwise reproducible.
+/// @param workspace sm80_backward_workspace_bytes() bytes of device memory, with any content
 void sm80_backward_async(HstuBackwardArgs const& args, CudaStream stream, void* workspace);
 [[nodiscard]] std::size_t sm80_backward_workspace_bytes(HstuBackwardArgs const& args);
 

@@ -20,7 +20,10 @@ namespace headway::kernels {
 
 /// Adds dS to the gradients of position weights. All pairs at one distance lie on a diagonal; a thread adds up one
 /// diagonal. All threads call it after a barrier.
+/// @param ds rows of a tile of queries, Shape::kScratchPitch floats apart
+/// @param factor of dS; ds lacks it
 /// @param first_index index of the weight for the first query and key of the block
+/// @param partial (num_weights) sums of this block of threads, in global memory
 template <class Shape>
 __device__ __forceinline__ void add_position_gradients(float const* ds, float factor, std::int64_t first_index,
                                                        std::int64_t num_weights, float* partial) {
@@ -42,8 +45,8 @@ __device__ __forceinline__ void add_position_gradients(float const* ds, float fa
   return value;
 }
 
-/// Adds the values of all lanes to the sums of their buckets. Times ascend, so a warp meets few distinct buckets; each
-/// distinct bucket costs one warp reduction.
+/// Adds the values of all lanes to the sums of their buckets. Times mostly ascend, so a warp meets few distinct
+/// buckets; each distinct bucket costs one warp reduction.
 __device__ __forceinline__ void add_by_bucket(float value, std::int32_t bucket, float* sums) {
   unsigned left = __ballot_sync(kAllLanes, value != 0);
   while (left != 0) {
@@ -55,7 +58,7 @@ __device__ __forceinline__ void add_by_bucket(float value, std::int32_t bucket, 
   }
 }
 
-/// Adds dS of a warp's 16 rows to the warp's own gradients of time weights.
+/// Adds dS of a warp's 16 rows to `sums`, the warp's own gradients of time weights in shared memory.
 template <class Shape>
 __device__ __forceinline__ void add_time_gradients(float const* ds, float factor, TokenInfo const* queries,
                                                    TokenInfo const* keys, TimeTable const& times, float* sums) {

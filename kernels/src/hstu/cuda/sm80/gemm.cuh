@@ -2,6 +2,8 @@
 
 // Products of a warp's 16 rows with tiles in shared memory. Accumulators have the layout of mma_m16n8k16(): with g =
 // lane / 4 and t = lane % 4, a lane holds of each 8 columns the columns 2t and 2t + 1 of row g, then of row g + 8.
+// A pitch is the distance of two rows in shared memory, in elements. Suffixes: in gemm_rs the first operand is in
+// registers, in gemm_ss both are in shared memory.
 //
 // ldmatrix loads four 8 x 8 matrices at once; lane l gives the address of row l % 8 of matrix l / 8. For the first
 // operand these are rows 0 to 7 and 8 to 15 at column 0, then the same rows at column 8. For the second operand they

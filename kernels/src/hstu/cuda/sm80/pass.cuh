@@ -2,7 +2,9 @@
 #pragma once
 
 // HSTU attention on sm_80 and later, forward and backward (mma.sync, cp.async). One kernel template serves all passes:
-// rows of a tile of queries meet blocks of keys, or rows of a tile of keys meet blocks of queries.
+// rows of a tile of queries meet blocks of keys, or rows of a tile of keys meet blocks of queries. The operands of the
+// tile's rows are `own`, those of the blocks are `other`. A prime after a matrix transposes it; SiLU' is the
+// derivative.
 //
 //   pass                     own     other    S = own[0] other[0]'    dP = own[1] other[1]'    accumulates
 //   forward, tiles of Q      Q       K, V     Q K'                    -                        O  += P V
@@ -188,10 +190,10 @@ class Sm80Block {
           score += bias.of(query, key);
         }
         score *= params_.alpha;
-        float const slope = sigmoid<T>(score);
-        if constexpr (Shape::kAccumulatesP) s[group][i] = is_seen ? score * slope : 0.0F;
+        float const sigma = sigmoid<T>(score);
+        if constexpr (Shape::kAccumulatesP) s[group][i] = is_seen ? score * sigma : 0.0F;
         if constexpr (Shape::kAccumulatesDs) {
-          dp[group][i] = is_seen ? dp[group][i] * slope * fmaf(score, 1.0F - slope, 1.0F) : 0.0F;
+          dp[group][i] = is_seen ? dp[group][i] * sigma * fmaf(score, 1.0F - sigma, 1.0F) : 0.0F;
         }
       }
     }
@@ -283,7 +285,7 @@ class Sm80Block {
       }
     }
     if (params_.bias.has_time()) {
-      times_.fill(params_.bias, 1, thread(), Shape::kThreads, [] { __syncthreads(); });
+      times_.fill(params_.bias, /*factor=*/1, thread(), Shape::kThreads, [] { __syncthreads(); });
     }
   }
 

@@ -23,7 +23,7 @@ struct Sm80Rows {
   bool is_aligned = false;  ///< Does each row of a head begin at a multiple of 16 bytes?
 };
 
-/// Kernel parameters of a pass. Tiles are cut from the rows of `own`; see pass.cuh.
+/// Kernel parameters of a pass. Tiles are cut from the rows of `own`; each meets blocks of rows of `other` (pass.cuh).
 struct Sm80Params {
   HstuSequences sequences;
   HstuMaskOptions mask;
@@ -52,8 +52,9 @@ struct Sm80Partials {
 
   float *position = nullptr, *time = nullptr;
   std::int64_t position_size = 0, time_size = 0;  ///< Floats per block of threads.
-  std::int64_t num_blocks = 0;
+  std::int64_t num_blocks = 0;                    ///< Most blocks of threads that have partial gradients.
 
+  /// Tiles of the pass over queries have at least 16 rows, so it has at most as many blocks as tiles of 16 rows.
   /// @param memory the workspace; may be null if only size_bytes() is called
   Sm80Partials(HstuBackwardArgs const& args, void* memory)
       : num_blocks(std::min(kMaxBlocks, num_sm80_tiles(args.forward, TileRows::kQueries, 16))) {

@@ -28,7 +28,7 @@ enum class PassAcc : std::uint8_t { kP, kDs, kBoth };
 struct TokenInfo {
   std::int32_t begin = 0, length = 0;  ///< Range of keys that a query sees, besides itself.
   std::int32_t token = -1;             ///< Index of the token in its sequence; -1: a query beyond the end.
-  SplitTime time;
+  SplitTime time;                      ///< Relative to the first key of the sequence; only with a time bias.
 };
 
 /// Tile of rows of one head of a sequence.
@@ -52,11 +52,11 @@ struct Sm80Shape {
 
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T));
   static constexpr int kOwnOperands = kAccumulatesDs ? 2 : 1;
-  static constexpr int kMaxWarps = 2048 / (kRowBytes * kOwnOperands);
+  static constexpr int kMaxWarps = 2048 / (kRowBytes * kOwnOperands);  ///< 32 KiB / 16 rows of a warp = 2048.
   static constexpr int kWarps = kMaxWarps < 4 ? kMaxWarps : 4;
   static constexpr int kThreads = kWarps * kWarpThreads;
   static constexpr int kTileRows = 16 * kWarps;
-  static constexpr int kMaxBlockRows = 8192 / kRowBytes;
+  static constexpr int kMaxBlockRows = 8192 / kRowBytes;  ///< 32 KiB / (2 stages of 2 operands) = 8192.
   // A thread holds kBlockRows / 2 accumulators of S, and as many of dP in a backward pass.
   static constexpr int kRegistersAllow = kAccumulatesDs ? 32 : 64;
   static constexpr int kBlockRows = kMaxBlockRows < kRegistersAllow ? kMaxBlockRows : kRegistersAllow;

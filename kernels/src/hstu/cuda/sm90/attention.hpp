@@ -12,7 +12,7 @@ namespace headway::kernels {
 [[nodiscard]] std::string why_not_sm90(HstuForwardArgs const& args);
 
 /// Launches the forward kernel as a dependent of the kernel before it in the stream (launch_dependent()).
-/// @param tiles_taken device counter for TileCounter, 0 when the kernel starts
+/// @param tiles_taken device counter from which blocks of threads take tiles (TileCounter), 0 when the kernel starts
 void sm90_forward_async(HstuForwardArgs const& args, CudaStream stream, std::int32_t* tiles_taken);
 
 /// The same for one dim. Each dim is a translation unit of its own.

@@ -13,7 +13,7 @@
 #include <array>
 #include <cstdint>
 
-struct CUtensorMap_st;  // CUtensorMap of <cuda.h>, which the emulator does without.
+struct CUtensorMap_st;  // CUtensorMap of <cuda.h>, which the tests' device emulator lacks.
 
 namespace headway::kernels {
 

@@ -70,7 +70,7 @@ class TimeTable {
         num_bounds_(static_cast<std::int32_t>(bias.num_time_bounds)) {}
 
   /// Fills the table with `num_threads` threads. They need a barrier before the first look-up.
-  /// @param factor factor of the weights
+  /// @param factor multiplies the weights
   /// @param meet barrier of these threads; it is called once
   template <class Meet>
   __device__ __forceinline__ void fill(HstuBias const& bias, float factor, int thread, int num_threads, Meet meet) {
@@ -80,6 +80,7 @@ class TimeTable {
   }
 
   /// Finds kCount buckets at once, so that their loads overlap.
+  /// @param apart absolute time differences
   /// @tparam kIsPlain it is known that no cell holds several bounds
   template <bool kIsPlain = false, int kCount>
   __device__ __forceinline__ void find_buckets(float const (&apart)[kCount], std::int32_t (&buckets)[kCount]) const {

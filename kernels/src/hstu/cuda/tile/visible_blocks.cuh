@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Blocks that a tile has to visit: all lanes of a warp test one block each, and ballots keep the results as bit masks.
+// Blocks of keys that a tile of queries has to visit, or blocks of queries for a tile of keys. All lanes of a warp test
+// one block each, and ballots keep the results as bit masks.
 
 #pragma once
 

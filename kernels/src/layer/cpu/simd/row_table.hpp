@@ -3,15 +3,17 @@
 
 // Gated normalisation of a row in buffers, compiled per instruction set.
 //
-// Idea: with z = x (or x SiLU(u) for kGateThenNorm), c = (z - mean) / deviation and n = c * weight + bias, the output
-// is n, n SiLU(u), or three parts side by side (GateForm). Backward, with g the gradient of n and h = g * weight:
+// Idea: u is the gate. With z = x (or x SiLU(u) for kGateThenNorm), c = (z - mean) / deviation and
+// n = c * weight + bias, the output is n, n SiLU(u), or three parts side by side (GateForm). Backward, with g the
+// gradient of n and h = g * weight:
 //   grad_z = (h - mean(h) - c * mean(h * c)) / deviation; for RMSNorm without mean(h).
 // The gradients of weight and bias are sums of g * c and g over rows.
 //
 // Example: kRms, z = 3 4, eps 0: deviation = sqrt((9 + 16) / 2) = 3.54, c = 0.85 1.13.
 //
-// Invariants: numbers behind the last column are padding; they never enter a mean. Each row has a fixed order of sums.
-// Complexity: three passes over the row forward (two for RMSNorm), two backward, all in the cache.
+// Invariants: numbers behind the last column are padding; they never enter a mean. Each row has a fixed order of sums,
+// which depends on the instruction set.
+// Complexity: three passes over the row forward (two for RMSNorm, and one more for a gate), two backward.
 // Source: LayerNorm: Ba et al. 2016; RMSNorm: Zhang and Sennrich 2019.
 
 #include "hstu/cpu/simd/silu.hpp"

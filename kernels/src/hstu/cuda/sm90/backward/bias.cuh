@@ -4,7 +4,8 @@
 // is added to the gradients of time weights while wgmma runs. Position gradients are in bias_gradients.cuh.
 //
 // A strip is the 16 keys of one warp and all queries of a block. It consists of groups of 8 queries; two neighbouring
-// groups are a chunk. In a mixed chunk, time weights are looked up pair by pair (bias/time_bias.cuh).
+// groups are a chunk. A chunk is mixed if one comparison per pair cannot tell its time buckets, mostly because a group
+// lies in more than two: its time weights are looked up pair by pair (bias/time_bias.cuh).
 
 #pragma once
 
@@ -59,13 +60,14 @@ class Sm90BackwardBias {
     release(&state_.bias_empty[stage_of(queries)]);
   }
 
-  /// Position bias of the thread's accumulator elements.
+  /// Position bias of the thread's accumulator elements. The template argument -1: columns are queries.
   [[nodiscard]] __device__ __forceinline__ PositionBias<-1> position(Queries const& queries) const {
     FragmentCoord const coord(64 * warpgroup_);
     return PositionBias<-1>(block_of(queries).positions.weights + Shape::kBlockQueries - 1 + coord.row - coord.column);
   }
 
-  /// Replaces scores by half_alpha * score + bias, in place. Only called if there is a time bias.
+  /// Replaces scores by half_alpha * (score + bias), in place; the bias in shared memory already has the factor. Only
+  /// called if there is a time bias.
   /// @param keys_parity phase parity of the tile of keys
   __device__ __forceinline__ void add_to(float (&s)[kAccS], Strip const& strip, Queries const& queries,
                                          std::uint32_t keys_parity, FragmentCoord const& coord) const {

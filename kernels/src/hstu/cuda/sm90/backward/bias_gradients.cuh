@@ -6,9 +6,9 @@
 // Idea, positions: all pairs at one distance share a weight, and they lie on a diagonal of dS. A thread reads 8 queries
 // of one key with one load. Then it goes to the next 8 queries of the key 8 further: these lie on the same 8 diagonals.
 // At the end, lanes combine their sums by shuffles and add them to global memory. Idea, times: consumers leave mixed
-// chunks to it, 16 keys and 16 queries whose buckets are too many for one comparison per pair (bias/time_bias.cuh). For
-// each bucket of such a chunk, dS of the pairs in it is multiplied by a column of ones (mma). Eight buckets fit one
-// accumulator.
+// chunks to it: 16 keys and 16 queries in which one comparison per pair cannot tell the bucket, mostly because there
+// are more than two (bias/time_bias.cuh). For each bucket of such a chunk, dS of the pairs in it is multiplied by a
+// column of ones (mma). Eight buckets fit one accumulator.
 //
 // Example, positions: a thread begins with key 5, queries 0 to 7 (distances 5 to -2). Next come key 13, queries 8 to
 // 15, which have the distances 5 to -2 again.

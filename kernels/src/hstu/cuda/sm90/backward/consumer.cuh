@@ -3,6 +3,9 @@
 
 // Consumer of the backward pass on sm_90a for dim 32, 64 and 128: one of two warpgroups, 64 keys of each tile.
 //
+// A prime after a matrix transposes it; SiLU' is the derivative. With kTakesSequences, a block of threads takes all
+// tiles of a head of a sequence and keeps its dQ (BackwardWork).
+//
 // Idea: per block of 64 queries, S' = K Q' and dP' = V dO' have keys as rows. P' and dS' are then already in the
 // register layout of the first operand of dV += P' dO and dK += dS' Q. Only dQ = dS K needs dS' in shared memory. It is
 // computed one block late: when a consumer needs the other one's dS', that was written a whole block earlier.
@@ -236,8 +239,8 @@ class Sm90BackwardConsumer {
     warpgroup_commit();
   }
 
-  /// Computes P and dP/dS without the factor alpha/2. dP/dS is kept in fp16 whatever T is, to save registers; it never
-  /// exceeds 3, so fp16 is the most exact 16-bit type for it.
+  /// Computes P and its derivative by S without the factor alpha/2. The derivative is kept in fp16 whatever T is, to
+  /// save registers; it never exceeds 3, so fp16 is the most exact 16-bit type for it.
   __device__ __forceinline__ void compute_p(float (&s)[kAccS], BiasStrip const& strip, std::uint32_t (&p)[kSteps][4],
                                             std::uint32_t (&factors)[kSteps][4], FragmentCoord const& coord) const {
     if constexpr (!Shape::kHasBias) {
@@ -288,7 +291,7 @@ class Sm90BackwardConsumer {
     }
   }
 
-  /// Writes dS to shared memory for the dQ product and for Sm90BiasGradients.
+  /// Writes dS to shared memory for the dQ product and for the warpgroup of bias gradients.
   __device__ __forceinline__ void write_ds(std::uint32_t const (&ds)[kSteps][4]) const {
     wait(&state_.ds_empty[queries_.index], queries_.parity ^ 1);
     write_fragments<typename Shape::PdsTile>(shared_memory() + Shape::kDsAt + queries_.index * Shape::PdsTile::kBytes,
@@ -298,7 +301,8 @@ class Sm90BackwardConsumer {
     release(&state_.ds_full[queries_.index]);
   }
 
-  /// Identifies the dQ of the present block: its part of the workspace and its turn, or its queries.
+  /// Identifies the dQ of the present block: its part of the workspace and the number of additions to that part that
+  /// come before, or its queries.
   [[nodiscard]] __device__ __forceinline__ DqCoord dq_coord() const {
     QueryBlockInfo const& block = state_.blocks[queries_.index];
     if constexpr (Shape::kTakesSequences) {

@@ -4,8 +4,8 @@
 // HSTU attention on sm_90a, backward: dQ, dK, dV and the gradients of bias weights.
 //
 // Idea: a block of threads takes a tile of 128 keys (64 for dim 256) and goes through the blocks of 64 queries that see
-// it. Five products per block: S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ = dS K. Scores have keys as rows,
-// so P' and dS' are already register operands of the products for dV and dK. Roles:
+// it. Five products per block: S' = K Q', dP' = V dO', dV += P' dO, dK += dS' Q, dQ = dS K. A prime means transposed:
+// scores have keys as rows, so P' and dS' are already register operands of the products for dV and dK. Roles:
 //   warp 0          loads tiles of K and V, then blocks of Q and dO by TMA (Sm90BackwardProducer);
 //   warps 1, 2      add the dQ of one consumer each from shared to global memory (kTiles, dim up to 128:
 //   add_acc_dq);
@@ -40,7 +40,7 @@
 namespace headway::kernels {
 
 /// Initialises the mbarriers of Sm90BackwardState. All threads call it. Barriers that several warps release count
-/// warps.
+/// warps: the consumers (computing), or these and the warps for bias gradients (reading).
 template <class Shape>
 __device__ __forceinline__ void init_backward_barriers() {
   auto& state = backward_state<Shape>();

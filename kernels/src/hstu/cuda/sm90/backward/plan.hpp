@@ -37,8 +37,9 @@ struct Sm90BackwardParams {
   float* grad_position_weights = nullptr;
   float* grad_time_weights = nullptr;
 
-  /// float32 dQ. kTiles: by block of queries (see first_query_tile()), head, and fragment order. Otherwise: by block of
-  /// threads, block of queries of the sequence, and fragment order.
+  /// float32 dQ. kTiles: by block of queries (see first_query_tile()), head, and fragment order, in which the threads
+  /// of a consumer hold their accumulators. Otherwise: by block of threads, block of queries of the sequence, and
+  /// fragment order.
   float* acc_dq = nullptr;
   std::int32_t max_query_blocks = 0;  ///< Most blocks of queries in one sequence.
   /// Number of additions so far to each part of dQ (block of queries, head, half of the columns); null if tiles may add
@@ -65,8 +66,8 @@ inline constexpr std::int32_t kBackwardBlockQueries = 64;
 /// Rows of a tile of keys.
 [[nodiscard]] constexpr std::int32_t backward_block_keys(std::int32_t dim) { return dim == 256 ? 64 : 128; }
 
-/// Are there kernels in which a block of threads takes a whole head of a sequence? A consumer then owns half of the
-/// columns of dQ, and for dim 32 its 16 columns are too few for store_rows().
+/// Are there kernels in which a block of threads takes a whole head of a sequence? A consumer warpgroup then owns half
+/// of the columns of dQ, and for dim 32 its 16 columns are too few for store_rows().
 [[nodiscard]] constexpr bool takes_sequences(std::int32_t dim) { return dim >= 64; }
 
 [[nodiscard]] inline std::int64_t num_heads_of_sequences(HstuForwardArgs const& args) {
@@ -95,7 +96,7 @@ struct Sm90BackwardWorkspace {
   std::int64_t cleared_bytes = 0;  ///< Bytes from the beginning that must be 0 before the kernel.
   std::int64_t size_bytes = 0;
   bool is_deterministic = false;
-  bool counts_pieces = false;         ///< Does some block of threads take more than one piece of work?
+  bool counts_pieces = false;         ///< Does some block of threads take more than one BackwardWork unit?
   std::int32_t max_query_blocks = 0;  ///< Most blocks of queries in one sequence.
 
   Sm90BackwardWorkspace(HstuForwardArgs const& args, BackwardWork work, std::int32_t num_multiprocessors) {

@@ -9,9 +9,12 @@
 // and 2 (add_acc_dq, BackwardWork::kTiles only) serve one consumer each: they add its dQ from shared memory to the
 // float32 dQ in the workspace by bulk reductions.
 //
-// Example of turns (deterministic, causal): query block 4 sees the key tiles 0, 1 and 2. Tile 2 adds to its dQ first
-// (turn 0), then tile 1, then tile 0. Each of them waits until the counter of that part of dQ has reached its turn,
-// adds, and increments the counter.
+// A turn is the place of a tile in the fixed order of additions to one part of dQ (block of queries, head, columns of a
+// consumer). There are turns only if `dq_semaphore` is set, for deterministic gradients.
+//
+// Example of turns (causal): query block 4 sees the key tiles 0, 1 and 2. Tile 2 adds to its dQ first (turn 0), then
+// tile 1, then tile 0. Each of them waits until the counter of that part of dQ has reached its turn, adds, and
+// increments the counter.
 //
 // Invariants: with turns, tiles are taken from the last keys to the first, all from one counter. The tiles that a tile
 // waits for are therefore done or in work by a running block of threads: no deadlock. The release of a turn follows the

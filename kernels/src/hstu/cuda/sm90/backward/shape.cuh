@@ -2,6 +2,9 @@
 
 // Compile-time shapes of the backward kernels on sm_90a, and the layout of their shared memory.
 //
+// S is the score tile Q K', P = SiLU(S) with the mask, and dS its gradient. A prime means transposed: rows of dS' are
+// keys.
+//
 // Shared memory decides the shapes. dim 128, kTiles: K and V of 128 keys take 64 KiB, two stages of Q and dO of 64
 // queries 64 KiB, two stages of dS' 32 KiB, dQ 32 KiB: 192 KiB, beside which a table of bias weights by time difference
 // fits.
@@ -56,7 +59,7 @@ struct Sm90BackwardShape {
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
-  using PdsTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< dS': rows are keys, columns are queries.
+  using PdsTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< dS'.
   static constexpr int kDqElements = kBlockQueries * kDqColumns;
 
   /// Layout of shared memory, in bytes from its start: K and V, Q, dO, dS', dQ, then Sm90BackwardState.
@@ -95,7 +98,7 @@ struct Sm90WideBackwardShape {
 
   using KeyTile = SwizzledTile<kBlockKeys, kDim>;
   using QueryTile = SwizzledTile<kBlockQueries, kDim>;
-  using PdsTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< P' or dS': rows are keys, columns are queries.
+  using PdsTile = SwizzledTile<kBlockKeys, kBlockQueries>;  ///< P' or dS'.
   static constexpr int kDqElements = kBlockQueries * kDqColumns;
 
   static constexpr std::uint32_t kValuesAt = KeyTile::kBytes;

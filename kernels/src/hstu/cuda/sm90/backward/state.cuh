@@ -19,7 +19,8 @@
 
 namespace headway::kernels {
 
-/// TMA descriptors; dimensions (columns of a panel, tokens, panels, heads).
+/// TMA descriptors; dimensions (columns of a panel, tokens, panels, heads). A panel is 64 columns, or all 32
+/// for dim 32 (SwizzledTile).
 struct Sm90BackwardMaps {
   TensorMap key, value, query, grad_out;
 };
@@ -28,7 +29,7 @@ struct Sm90BackwardMaps {
 struct KeyTileInfo {
   SequenceView sequence;
   std::int32_t head = 0, first_key = 0;
-  std::int64_t base_time = 0;  ///< Base of SplitTime for this tile.
+  std::int64_t base_time = 0;  ///< Time from which the tile's times count (SplitTime).
   bool is_seen = false;        ///< Does some query see it?
   bool is_end = false;         ///< There are no more tiles.
 };
@@ -57,12 +58,13 @@ struct BiasBlock {
   bool is_last = false;
 };
 
-/// Gradients of time weights that a warp has added up, in shared memory, for all its lanes.
+/// Gradients of time weights (the bias of each bucket of time differences) that a warp has added up, in shared memory,
+/// for all its lanes.
 struct WarpTimeSums {
   static constexpr std::int32_t kBuckets = 128;
 
   float sums[kBuckets];
-  float factor;                           ///< Factor of the gradients of the present tile.
+  float factor;                           ///< Multiplies the dS sums of the present tile of keys.
   std::uint32_t are_above[kWarpThreads];  ///< By lane; see Sm90TimeGradients::are_above().
 
   /// Clears the sums.
@@ -150,7 +152,7 @@ struct Sm90BackwardState : KeyBarriers {
   AccDqCoord dq_coords[Shape::kConsumers];
   std::conditional_t<Shape::kHasBias, BiasBlock<Shape>, NoBias> bias_blocks[Shape::kBiasStages];
   std::conditional_t<Shape::kHasBias, WarpTimeSums, NoBias>
-      time_sums[Shape::kThreads / kWarpThreads - 4];  ///< For all warps but the first four.
+      time_sums[Shape::kThreads / kWarpThreads - 4];  ///< For all warps but the first four, the producers.
   static_assert(!Shape::kHasBias || Shape::kKeyStages == 1);
 
   /// Stage of the bias that belongs to a position in the ring of queries.

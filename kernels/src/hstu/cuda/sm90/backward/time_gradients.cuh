@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Gradients of time weights from dS in registers: sums by bucket on the tensor cores, beside the consumer's wgmma.
+// A time weight is the bias of one bucket of time differences (HstuBias). time_bias.cuh defines group, chunk and strip.
 
 #pragma once
 

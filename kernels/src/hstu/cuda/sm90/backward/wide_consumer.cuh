@@ -3,6 +3,9 @@
 
 // Consumer of the backward pass on sm_90a for dim 256 (no bias).
 //
+// S' = K Q', P' = SiLU(S') with the mask, dP' = V dO', and dS' is the gradient of S'. A prime means transposed: rows
+// are keys.
+//
 // Idea: the accumulators of dK and dV for 64 keys and 256 columns exceed the registers of a thread. So each of the two
 // warpgroups owns half of the columns of dK, dV and dQ. S' and dP' are split by queries: a warpgroup computes 32 of the
 // 64 queries of a block. Both halves of P' and dS' go through shared memory, since each warpgroup needs all of them.
@@ -151,7 +154,7 @@ class Sm90WideBackwardConsumer {
     release(&state_.ds_full[queries_.index]);
   }
 
-  /// Packs P', and replaces scores by the slopes SiLU'.
+  /// Packs P', and replaces scores by the slopes of SiLU (silu_and_derivative()).
   template <bool kIsMasked>
   __device__ __forceinline__ void compute_p(float (&s)[kAccS], std::uint32_t (&p)[kSteps][4]) const {
     FragmentCoord const coord(tile().first_key);

@@ -22,6 +22,7 @@ struct PositionBand {
   float weights[kDistances];
 
   /// Loads the weights. All lanes of a warp call it; other warps may read after a barrier.
+  /// @param factor multiplies the weights
   /// @param first smallest distance. Distances of tokens behind a sequence may exceed the table; they are clamped.
   __device__ __forceinline__ void fill(HstuBias const& bias, std::int32_t first, float factor) {
     auto const* from = static_cast<float const*>(bias.position_weights);

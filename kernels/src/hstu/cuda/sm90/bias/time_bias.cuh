@@ -12,9 +12,9 @@
 //
 // Example: see StripBias.
 //
-// Invariants: differences are exact where all times are near their base (is_near_base(), low parts of SplitTime).
-// Elsewhere a group in two buckets is looked up pair by pair. Complexity: two look-ups per group, one comparison per
-// pair in groups with two buckets.
+// Invariants: a SplitTime is a time minus a base, in two floats (high and low part). If all high parts are 0
+// (is_near_base()), low parts alone give exact differences. If not, a group in two buckets is looked up pair by pair.
+// Complexity: two look-ups per group, one comparison per pair in groups with two buckets.
 
 #include "hstu/cuda/tile/time_table.cuh"
 
@@ -256,10 +256,10 @@ struct BlockTimeBias {
       TimeRange const own_rows = rows.ranges[warp], own_columns = columns.ranges[group];
       BucketRange const own = buckets_between(table, own_rows, own_columns);
       bool const is_near = own_rows.is_near_base() && own_columns.is_near_base();
-      bool const is_told = own.last == own.first || (is_near && StripBias<kGroups>::holds(table, own));
-      bool const are_many = is_in_chunk(!is_told);
-      std::int32_t const last = max_of_strip(are_many ? -1 : own.last);
-      bool const is_mixed = is_in_chunk(are_many || own.first <= last - kWindow);
+      bool const fits_step = own.last == own.first || (is_near && StripBias<kGroups>::holds(table, own));
+      bool const needs_look_up = is_in_chunk(!fits_step);
+      std::int32_t const last = max_of_strip(needs_look_up ? -1 : own.last);
+      bool const is_mixed = is_in_chunk(needs_look_up || own.first <= last - kWindow);
       std::int32_t const first = -max_of_strip(is_mixed ? -last : -own.first);
       std::uint32_t const alike_groups = first_groups(!is_in_chunk(own.last > own.first));
       std::uint32_t const mixed_groups = first_groups(is_mixed);

@@ -12,7 +12,8 @@
 
 namespace headway::kernels {
 
-/// The base of SplitTime lies this far before a time of the block, so that the high part of most times is 0.
+/// The base of SplitTime lies this far before the time of the tile's first query: three quarters of the range of a low
+/// part (2^24). So the high part of most times is 0.
 inline constexpr std::int64_t kTimesBeforeBase = 3 << 22;
 
 /// Time bias of blocks of 64 rows, in shared memory (forward pass). The time warpgroup (Sm90ForwardBias) fills it for

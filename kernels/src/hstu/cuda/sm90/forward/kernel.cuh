@@ -33,31 +33,32 @@
 
 namespace headway::kernels {
 
-/// Initialises the mbarriers of Sm90ForwardState. All threads call it. Barriers that consumers release count warps.
+/// Initialises the mbarriers of Sm90ForwardState. All threads call it. Barriers that several warps release count them:
+/// the consumers' warps, the producer warps that read the tile's description, and the warps that look up time biases.
 template <class Shape>
 __device__ __forceinline__ void init_forward_barriers(HstuBias const& bias) {
   auto& state = forward_state<Shape>();
-  constexpr std::uint32_t kComputingWarps = 4 * Shape::kConsumers, kBringingWarps = Shape::kHasBias ? 3 : 1;
+  constexpr std::uint32_t kConsumerWarps = 4 * Shape::kConsumers, kReadingProducers = Shape::kHasBias ? 3 : 1;
   std::uint32_t const time_warps = bias.has_time() ? 4 : 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kTileStages; ++i) {
       mbarrier_init(&state.tile_known[i], 1);
-      mbarrier_init(&state.tile_empty[i], kComputingWarps + kBringingWarps + time_warps);
+      mbarrier_init(&state.tile_empty[i], kConsumerWarps + kReadingProducers + time_warps);
     }
     for (int i = 0; i < Shape::kQueryStages; ++i) {
       mbarrier_init(&state.query_full[i], 1);
-      mbarrier_init(&state.query_empty[i], kComputingWarps);
+      mbarrier_init(&state.query_empty[i], kConsumerWarps);
     }
     for (int i = 0; i < Shape::kKeyStages; ++i) {
       mbarrier_init(&state.key_full[i], 1);
-      mbarrier_init(&state.key_empty[i], kComputingWarps);
+      mbarrier_init(&state.key_empty[i], kConsumerWarps);
       mbarrier_init(&state.value_full[i], 1);
-      mbarrier_init(&state.value_empty[i], kComputingWarps);
+      mbarrier_init(&state.value_empty[i], kConsumerWarps);
     }
     if constexpr (Shape::kHasBias) {
       for (int i = 0; i < Shape::kBiasStages; ++i) {
         mbarrier_init(&state.bias_full[i], 1);
-        mbarrier_init(&state.bias_empty[i], time_warps + kComputingWarps);
+        mbarrier_init(&state.bias_empty[i], time_warps + kConsumerWarps);
       }
       for (int stage = 0; stage < Shape::kTimeStages; ++stage) {
         for (int i = 0; i < Shape::kConsumers; ++i) {

@@ -16,8 +16,8 @@
 
 namespace headway::kernels {
 
-/// Launches the forward kernel with one block of threads per multiprocessor at most. The tile counter is needed only
-/// where a block of threads takes more than its first tile.
+/// Launches the forward kernel with one block of threads per multiprocessor at most.
+/// @param tiles_taken counter in device memory, 0 at first; used only if a block of threads takes more than one tile
 template <class T, class Shape>
 void launch_sm90_forward(HstuForwardArgs const& args, CudaStream stream, std::int32_t* tiles_taken) {
   std::int64_t const num_tiles = max_query_tiles(args, Shape::kBlockQueries);

@@ -174,6 +174,7 @@ class Sm90ForwardKeyProducer {
 template <class Shape>
 class Sm90ForwardBiasProducer {
  public:
+  /// @param warp 0 or 1; warp 0 prepares the very first block
   __device__ __forceinline__ Sm90ForwardBiasProducer(Sm90ForwardParams const& params, int warp)
       : params_(params), state_(forward_state<Shape>()), is_on_(warp == 0) {}
 

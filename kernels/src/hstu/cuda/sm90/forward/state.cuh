@@ -19,7 +19,8 @@
 
 namespace headway::kernels {
 
-/// TMA descriptors of Q, K and V; dimensions (columns of a panel, tokens, panels, heads).
+/// TMA descriptors of Q, K and V; dimensions (columns of a panel, tokens, panels, heads). A panel is 64 columns, or all
+/// 32 for dim 32 (SwizzledTile).
 struct Sm90ForwardMaps {
   TensorMap query, key, value;
 };
@@ -28,7 +29,7 @@ struct Sm90ForwardMaps {
 struct QueryTileInfo {
   SequenceView sequence;
   std::int32_t head = 0, first_query = 0;
-  std::int64_t base_time = 0;  ///< Base of SplitTime for this tile.
+  std::int64_t base_time = 0;  ///< Time from which the tile's times count (SplitTime).
   bool is_end = false;         ///< There are no more tiles.
 };
 
