@@ -40,7 +40,10 @@ _PUBLIC_PREFIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """Allowed dependencies of a folder, besides itself, the operating system, and the libraries of C++ and Python."""
+    """Allowed dependencies of a part, which is a top-level folder of the tree.
+
+    It may always use itself, the operating system, and the standard libraries of C++ and Python.
+    """
 
     folder: str
     includes: frozenset[str] = field(
@@ -49,7 +52,7 @@ class Layer:
     may_import: frozenset[str] | None = (
         frozenset()
     )  #: packages of the project that its Python code may import; None: all
-    torch_folder: str | None = None  #: the only folder of this layer that may include torch; None: no folder
+    torch_folder: str | None = None  #: the only folder of this part that may include torch; None: as `includes` says
 
 
 LAYERS = [

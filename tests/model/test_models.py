@@ -3,6 +3,10 @@
 
 Every configuration says what the search must find: nothing in a completed search, or a violation of a named kind. A
 search that ends early (depth, memory, time) is a failure, never a pass.
+
+Words: an operation is an all-to-all. A rank may run ahead by up to k operations (macro LAG; ``max_lag`` in the code).
+A ring is the DEPTH slots that a receiver keeps for one source: operation t uses slot t mod DEPTH. A tag is the word
+that announces the data of one operation of one source.
 """
 
 from __future__ import annotations
@@ -46,17 +50,20 @@ def search_for(
 
 
 def lag_search(
-    expected: tuple[str, ...], ranks: int, lag: int, depth: int, title: str, *, is_thorough: bool = False,
+    expected: tuple[str, ...], ranks: int, max_lag: int, depth: int, title: str, *, is_thorough: bool = False,
     **switches: int | str,
 ) -> pytest.ParameterSet:  # fmt: skip
-    """A search of ``bounded_lag.pml`` whose ring wraps at least once beyond its depth."""
+    """A search of ``bounded_lag.pml`` with more operations than slots, so that slots are used again."""
     ops = 2 * depth + 2 if ranks == 2 and not switches else depth + 2
-    macros: Macros = {"RANKS": ranks, "LAG": lag, "DEPTH": depth, "OPS": ops, **switches}
+    macros: Macros = {"RANKS": ranks, "LAG": max_lag, "DEPTH": depth, "OPS": ops, **switches}
     return search_for(expected, "bounded_lag", title, macros, is_thorough=is_thorough)
 
 
 def depth_searches(n: int, k: int, safe: int) -> Iterator[pytest.ParameterSet]:
-    """The depth of the ring: 2(k + 1) is enough and tight. Bit r of PROMPT_RECEIVERS: puts to rank r land at once."""
+    """The depth of the ring for n ranks: ``safe``, 2(k + 1), is enough and tight.
+
+    Bit r of PROMPT_RECEIVERS: puts to rank r land at once.
+    """
     if (n, k) == (3, 2):
         yield lag_search((NOTHING,), n, k, safe, "depth 2(k+1), delays on the way to rank 0", PROMPT_RECEIVERS=6)
         yield lag_search(
@@ -72,7 +79,7 @@ def depth_searches(n: int, k: int, safe: int) -> Iterator[pytest.ParameterSet]:
 
 
 def rule_searches(n: int, k: int, safe: int) -> Iterator[pytest.ParameterSet]:
-    """The other rules of the argument, each with the mutant that lacks it, at the safe depth."""
+    """The other rules of the proof in docs/bounded_lag.md, each with the mutant that lacks it, at the safe depth."""
     # A violation without delays is one with delays too, and is found sooner.
     prompt = {"PROMPT_RECEIVERS": 7} if (n, k) == (3, 2) else {}
     mixed = (WRONG_DATA, OVERWRITE)
@@ -116,7 +123,7 @@ def lane_searches() -> Iterator[pytest.ParameterSet]:
 
 
 def rts_searches() -> Iterator[pytest.ParameterSet]:
-    """Large blocks that either side may move."""
+    """Large blocks, announced by an RTS (ready to send): the receiver reads them, or the sender puts them."""
     variants: list[tuple[tuple[str, ...], str, Macros]] = [
         ((NOTHING,), "who claims the word moves the block", {}),
         ((WRONG_DATA,), "mutant: read without a claim", {"READ_WITHOUT_CLAIM": ""}),
@@ -129,7 +136,12 @@ def rts_searches() -> Iterator[pytest.ParameterSet]:
 
 
 def sleep_searches() -> Iterator[pytest.ParameterSet]:
-    """Waiters that sleep for one operation, and the progress thread that sleeps until it is needed."""
+    """Waiters that sleep for one operation, and the progress thread that sleeps until it is needed.
+
+    Peers ring by writing to an eventfd; to take a ring, or to drain, is to read it. The leader is the one waiter that
+    sleeps on it. To arm is to ask for rings. A look finds the words of peers and completes operations. A step is one
+    round of the progress thread, and includes a look.
+    """
     variants: list[tuple[str, str, Macros, tuple[int, ...]]] = [
         (NOTHING, "a leader sleeps for all", {}, (1, 2, 3)),
         (DEADLOCK, "mutant: drain for all", {"DRAIN_FOR_ALL": ""}, (3,)),

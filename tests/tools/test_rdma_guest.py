@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of the tests in the RDMA guest."""
+"""``tools/rdma_guest/guest_suite.py`` runs tests in a QEMU guest with an RDMA device, and reads their results."""
 
 import pytest
 from rdma_guest.guest_suite import main, read_results
@@ -41,4 +41,5 @@ def test_each_test_counts_once_and_an_early_end_is_a_failure(output: str, status
 def test_torch_needs_the_guest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--here", "--torch"])
+    # Without the guest, no runner is needed: the error tells how to run these tests by pytest.
     assert "HEADWAY_TRANSPORT=verbs" in capsys.readouterr().err

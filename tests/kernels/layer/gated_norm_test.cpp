@@ -4,7 +4,7 @@
 //
 // Every form (combination of row and gate), norm and element type is tested. Widths are around the limits of the
 // kernels' shapes: one pack (vector load), several per thread, more than registers hold, and rows that are not aligned.
-// Two runs must give the same bits.
+// grad_weight, a sum over rows, must have the same bits in each run.
 
 #include "headway/kernels/gated_norm.hpp"
 
@@ -16,10 +16,12 @@
 namespace headway::kernels {
 namespace {
 
+/// kConcat: silu(gate), x and norm(x) silu(gate) side by side. kConcatNorm: the same with norm(x) in the place of x.
 constexpr GateForm kForms[] = {GateForm::kNone, GateForm::kNormThenGate, GateForm::kGateThenNorm, GateForm::kConcat,
                                GateForm::kConcatNorm};
 
-/// Shape and options of a test. There are `gap` elements between the rows of inputs.
+/// Shape and options of a test. There are `gap` elements between the rows of inputs. A residual is a gradient that the
+/// backward pass adds to grad_x.
 struct NormCase {
   NormKind norm = NormKind::kLayer;
   GateForm form = GateForm::kNone;

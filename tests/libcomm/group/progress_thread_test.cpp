@@ -47,8 +47,8 @@ TEST(ProgressThread, LooksAtWorkThatNoEventAnnouncesAlsoWhileItWaitsForEvents) {
   int const with_events = num_steps_with(BackgroundNeed::kEvents);
   EXPECT_LT(with_events, 30) << "each 50 ms, or each 25 if sleeps end early";
   // Each 2 ms. A busy host may let the thread run less often.
-  EXPECT_GT(num_steps_with(BackgroundNeed::kLooks), 40);
-  EXPECT_GT(num_steps_with(BackgroundNeed::kEventsAndLooks), 40) << "an overdue RTS would be revoked late";
+  EXPECT_GT(num_steps_with(BackgroundNeed::kPolls), 40);
+  EXPECT_GT(num_steps_with(BackgroundNeed::kEventsAndPolls), 40) << "an overdue RTS would be revoked late";
 }
 
 TEST(ProgressThread, LeavesWorkAloneThatNeedsNothing) { EXPECT_LT(num_steps_with(BackgroundNeed::kNone), 3); }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Base of the Group tests whose ranks are threads of one process, and the configurations in which they run.
+
 #pragma once
 
 #include "headway/comm/group.hpp"
@@ -26,7 +29,7 @@ struct GroupCase {
   Transport transport;
   bool wrap_checked = false;     ///< Wrap the transport in a CheckedEndpoint, which checks its calls.
   std::uint64_t fault_seed = 0;  ///< Seed of delayed, repeated and reordered notifications; 0: none.
-  bool allow_get = true;         ///< If false, large blocks go in fragments.
+  bool allow_get = true;         ///< May receivers read blocks above slot_bytes from the sender? If not: fragments.
   int rdma_rails = 1;            ///< Queue pairs per peer.
 
   [[nodiscard]] GroupOptions options() const {
@@ -34,7 +37,7 @@ struct GroupCase {
     options.transport = transport;
     options.wrap_checked = wrap_checked;
     options.fault_seed = fault_seed;
-    options.slot_bytes = 4096;
+    options.slot_bytes = 4096;  // Small, so that blocks of a few KiB already exceed the receive slot of an exchange.
     options.allow_get = allow_get;
     options.rdma_rails = rdma_rails;
     options.timeout = std::chrono::seconds(30);

@@ -22,7 +22,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 /// Groups that continue after a failure: shrink() makes a group of the ranks that are left, and tells how many
-/// operations all of them have completed.
+/// operations all of them have completed: all-to-alls by channel, and other collectives. Its first argument lists ranks
+/// to leave out, besides lost ones. Ranks that do not call it within its timeout are left out too.
 class ShrinkTest : public GroupTest {
  protected:
   static constexpr seconds kTimeout{20};
@@ -82,7 +83,7 @@ TEST_P(ShrinkTest, TheOthersGoOnWithoutAnyRank) {
       resumed[rank] = shrunk.all_to_alls[0];
       expect_works(*shrunk.group);
     });
-    completed[static_cast<std::size_t>(leaver)] = ~std::uint64_t{0};
+    completed[static_cast<std::size_t>(leaver)] = ~std::uint64_t{0};  // The minimum is that of the other ranks.
     resumed[static_cast<std::size_t>(leaver)] = std::ranges::min(completed);
     EXPECT_EQ(std::ranges::count(resumed, std::ranges::min(completed)), 4);
   }

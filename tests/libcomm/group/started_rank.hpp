@@ -70,6 +70,7 @@ class StartedRank {
   StartedRank(StartedRank const&) = delete;
   StartedRank& operator=(StartedRank const&) = delete;
 
+  /// Process id as text, as in /proc.
   [[nodiscard]] std::string process() const { return std::to_string(pid_); }
 
   /// Sends SIGKILL and waits for the end.
@@ -125,9 +126,9 @@ class StartedRank {
 struct RankWork {
   std::string transport;
   int size = 4;
-  std::size_t bytes = 100;  ///< Bytes per block.
-  int lag = 0;              ///< max_lag.
-  bool with_collectives = false;
+  std::size_t bytes = 100;        ///< Bytes per block.
+  int lag = 0;                    ///< max_lag: exchanges by which a rank may run ahead of the slowest.
+  bool with_collectives = false;  ///< One collective or ring of messages follows each exchange.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
@@ -136,7 +137,7 @@ inline std::ostream& operator<<(std::ostream& out, RankWork const& work) {
              << (work.with_collectives ? ", with collectives" : "");
 }
 
-/// Draws work of 2 to 4 ranks with a bound of up to 4.
+/// Draws work of 2 to 4 ranks with a bound (max_lag) of up to 4. Slots have 4096 bytes, so some blocks exceed them.
 inline RankWork draw_work(RandomRounds::Random& random, char const* transport) {
   constexpr std::array<std::size_t, 7> kBytes = {0, 8, 100, 3000, 5000, 20000, 200000};
   return {.transport = transport,

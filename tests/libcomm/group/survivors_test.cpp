@@ -2,9 +2,10 @@
 
 // Survivors: how the ranks that are left after a failure agree on who they are, without sockets.
 //
-// Each rank sends a claim: the members that it knows to be left, its progress, and its attempt. They have agreed when
-// the claims of all members name the same members and attempt. If connecting the new group fails, they agree again for
-// the next attempt.
+// Each rank sends a claim: the members that it knows to be left, its progress, and its attempt. Progress is the number
+// of completed operations: all-to-alls by channel, and other collectives. They have agreed when the claims of all
+// members name the same members and attempt. If connecting the new group fails, they agree again for the next attempt.
+// During an attempt they exchange named values, such as addresses.
 
 #include "group/survivors.hpp"
 
@@ -179,11 +180,11 @@ TEST(SurvivorsTest, ValuesBelongToOneAttempt) {
 
 TEST(SurvivorsTest, OobMessagesThatAreCutOrMadeUpChangeNothing) {
   Survivors sender(0, 40), receiver(1, 40);
-  sender.begin({.all_to_alls = {1, 2, 3}, .collectives = 4}, std::array{5});
+  sender.begin({.all_to_alls = {1, 2, 3}, .collectives = 4}, std::array{5});  // Claims 39 members: all but rank 5.
   std::string const claim = sender.claim_oob();
   for (std::size_t length = 0; length < claim.size(); ++length) receiver.on_oob(0, claim.substr(0, length));
   receiver.on_oob(0, claim + "x");
-  for (char const kind : {'\x03', '\x04', '\x05'}) {
+  for (char const kind : {'\x03', '\x04', '\x05'}) {  // First byte of a claim, a value and a "done".
     std::mt19937_64 random(1);
     for (int i = 0; i < 1000; ++i) {
       std::string text(1, kind);

@@ -52,7 +52,7 @@ TEST_P(ThreadsTest, ThreadsMayExchangeMessagesAndExchangesAtOnce) {
           exchange.finish(group);
           continue;
         }
-        auto const match = static_cast<std::uint64_t>(thread);
+        auto const match = static_cast<std::uint64_t>(thread);  // Pairs a send with a receive, like the tags of MPI.
         auto const source = test_bytes(round * 100, round), expected = source;
         std::vector<std::byte> output(round * 100);
         auto const receive = group.receive(output, left, match, 1);

@@ -91,7 +91,7 @@ TEST_F(LogTest, AFailureIsAWarningWithItsCause) {
     auto const group = Group::connect(rank, 2, store, options_of(Transport::kInproc));
     if (rank == 1) return group->admin().abort("no more input");
     std::vector<std::byte> block(8);
-    EXPECT_FALSE(group->wait(*group->receive(block, 1, 1, 1)).ok());
+    EXPECT_FALSE(group->wait(*group->receive(block, /*peer=*/1, /*match=*/1, /*type=*/1)).ok());
   });
   for (int const rank : {0, 1}) {
     EXPECT_EQ(find("group", LogLevel::kWarning, rank, "group 'bags' failed: rank 1 aborted: no more input").size(), 1U)

@@ -9,7 +9,8 @@
 // library with one rule of the proof removed. The stress must catch it, which shows that the histories reach the orders
 // that the rule guards against.
 //
-// Example: mutant shallow_ring with bound 1 has 3 slots. A starts 0 and 1, B starts 0, A completes 0 and starts 2, B
+// Example: a receiver has a ring of slots for each sender; block n goes to slot n modulo their number. Mutant
+// shallow_ring with bound 1 has 3 slots, one too few. A starts 0 and 1, B starts 0, A completes 0 and starts 2, B
 // starts 1. A completes 1 and may start 3, which lands in slot 0 over block 0 that B has not copied out. B then finds
 // wrong bytes, and the program prints the seed of the group and the number of the history.
 //

@@ -32,7 +32,7 @@ struct GroupPlan {
   int num_ranks = 2;
   int lag = 0;  ///< Value of max_lag and max_lag_limit.
   int num_channels = 1;
-  std::size_t slot_bytes = 64;
+  std::size_t slot_bytes = 64;                     ///< Size of a slot, the receive buffer of one block of an exchange.
   bool can_get = true, can_put_to_window = false;  ///< Paths of payloads above a slot; neither: fragments.
   std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload in a window at a time.
   std::size_t min_get_bytes = 0;                   ///< Smallest payload that the receiver reads (get) instead.
@@ -85,7 +85,7 @@ struct HistoryPlan {
   static constexpr std::size_t kLargeBytes = 150'000;  ///< More than two fragments of a transfer.
   static constexpr std::uint64_t kMatchAny = 9;        ///< Match of messages that the receiver takes from any rank.
   static constexpr std::size_t kMatchAnyBytes = 24;
-  static constexpr DataType kMatchAnyType = 4;
+  static constexpr DataType kMatchAnyType = 4;  ///< Sender and receiver must name the same data type.
 
   std::uint64_t seed;
   GroupPlan const* group;

@@ -19,12 +19,12 @@ namespace headway::comm {
 enum class Mutant {
   kNone,
   kShallowRing,         ///< The ring has depth 2k + 1 instead of 2(k + 1); k is max_lag.
-  kNoTagForEmpty,       ///< An empty block is neither sent nor waited for.
+  kNoTagForEmpty,       ///< An empty block sends no tag (notification), and is not waited for.
   kCompleteOutOfOrder,  ///< Operations complete in any order, and max_lag limits the number of incomplete ones.
   kCountArrivals,       ///< The n-th notification of a source counts for operation n, whatever its tag says.
   kBelieveStaleCount,   ///< Every reported count of consumed messages is taken for an advance, even a late one.
   kSharedWord,          ///< Pieces of a payload share one arrival word, so a later one stands for all earlier ones.
-  kGetUnclaimed,        ///< A receiver reads a revocable RTS without claiming it.
+  kGetUnclaimed,        ///< A receiver reads the block of a revocable RTS (ready to send) without claiming it.
 };
 
 /// Rules with one fault, for the library that all_to_all_stress_mutants tests: each function breaks its rule if its

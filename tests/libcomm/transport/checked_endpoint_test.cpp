@@ -2,6 +2,9 @@
 
 // CheckedEndpoint wraps a transport and throws where the caller or the transport breaks the contract of Endpoint. With
 // a fault seed it also holds arrivals back, repeats and reorders them. The transport here is a script.
+//
+// A put writes its header (at most 48 bytes) at its offset in the peer's receive buffer, and its payload 64 bytes after
+// it. Then it makes a tag visible there: (channel, operation, fragment). Its source is flushed once it may change.
 
 #include "recording_sink.hpp"
 #include "test_bytes.hpp"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Conformance of CheckedEndpoint (the checker) over other transports, with and without injected faults.
+// Conformance of CheckedEndpoint (the checker) over other transports, with and without injected faults: notifications
+// that are delayed, repeated and reordered.
 
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"

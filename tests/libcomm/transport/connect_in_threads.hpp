@@ -25,7 +25,8 @@ namespace headway::comm {
 
 inline constexpr auto kConnectPatience = std::chrono::seconds(30);
 
-/// Connects the control sockets of one rank.
+/// Connects the control sockets of one rank, one to each peer: they carry OOB messages and show the loss of a peer.
+/// Several groups may share `store` under different names.
 inline std::vector<ControlSocket> connect_test_sockets(int rank, int size, std::size_t receive_buffer_bytes,
                                                        Store& store, Transport transport = Transport::kAuto,
                                                        std::string name = "") {
@@ -36,7 +37,7 @@ inline std::vector<ControlSocket> connect_test_sockets(int rank, int size, std::
 }
 
 /// Connects one set of control sockets for each of `transports`. Set e keeps only the control sockets to peers of
-/// transport e open.
+/// transport e open. `transport_of_peer` has, for each rank, an index into `transports`.
 inline std::vector<std::vector<ControlSocket>> connect_test_sockets(int rank, std::size_t receive_buffer_bytes,
                                                                     Store& store,
                                                                     std::vector<Transport> const& transports,

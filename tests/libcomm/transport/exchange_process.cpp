@@ -3,10 +3,10 @@
 // A rank in its own process that exchanges with the other ranks and checks every byte.
 //   exchange_process RANK SIZE STORE_DIRECTORY TRANSPORT ADDRESS BYTES LAG EXCHANGES
 // TRANSPORT is auto, tcp or verbs:DEVICE. ADDRESS "-" stands for any address. BYTES is the size of the largest
-// block of an exchange. EXCHANGES 0 means endless. With EXCHANGES "then_idle" a rank stops after LAG exchanges and
-// waits until it learns that the group has failed. It prints "transports: ..." with the transport to each rank, "ready"
-// after the first exchange, and "done SECONDS" or "failed: TEXT" at the end. It exits with 0 only when all exchanges
-// are done.
+// block of an exchange. LAG is max_lag, the number of exchanges by which a rank may run ahead. EXCHANGES 0 means
+// endless. With EXCHANGES "then_idle" a rank stops after LAG exchanges and waits until it learns that the group has
+// failed. It prints "transports: ..." with the transport to each rank, "ready" after the first exchange, and
+// "done SECONDS" or "failed: TEXT" at the end. It exits with 0 only when all exchanges are done.
 #include "group/exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of inproc, the transport between ranks that are threads of one process.
+
 #include "endpoint_conformance.hpp"
 #include "headway/comm/status.hpp"
 #include "headway/comm/store.hpp"
@@ -31,6 +34,7 @@ HEADWAY_TEST_ENDPOINTS(Transport, InprocTransports);
 TEST(InprocConnectTest, ARankThatComesAfterRank0HasGivenUpGetsAnError) {
   using std::chrono::milliseconds;
   MemoryStore store;
+  // The arguments are rank, size, bytes of the receive buffer, store, name of the group, and timeout.
   EXPECT_THROW(connect_inproc_endpoint(0, 2, 4096, store, "group", milliseconds(10)), SystemError);
   EXPECT_THROW(connect_inproc_endpoint(1, 2, 4096, store, "group", milliseconds(10)), SystemError);
 }

@@ -19,6 +19,7 @@
 namespace headway::comm {
 namespace {
 
+/// Puts a payload in both directions. It lies kHeaderBytes after the offset of its put in the peer's receive buffer.
 bool exchange_works(EndpointGroup& ranks, int left, int right, std::uint16_t operation) {
   auto const payload = test_bytes(10000, operation);
   Tag const tag{.operation = operation};

@@ -5,6 +5,9 @@
 // The promise that matters most is the negative one. After close_window() or retract() returns, the memory is the
 // caller's again, whatever peers still try. The tests keep putting from another thread while the window closes, and
 // compare every byte afterwards. Transports without a capability skip its tests (PeerTraits).
+//
+// A window is memory that its owner opens to one peer for puts. claim() is an atomic maximum on a word of a receive
+// buffer: it succeeds only if it raises the word, so of several callers with one value only the first succeeds.
 
 #include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
@@ -33,7 +36,8 @@ bool can_put_to_window(EndpointGroup& ranks) {
   return true;
 }
 
-/// Opens `memory` of `owner` to `peer`. When this returns, the peer may put there.
+/// Opens `memory` of `owner` to `peer`. A put tells the peer so, on a channel that the tests do not use. When this
+/// returns, the peer may put there.
 void open_window(EndpointGroup& ranks, int owner, int peer, WindowId window, std::span<std::byte> memory) {
   auto const heard_before = ranks.heard(peer).tags_from(owner);
   ASSERT_TRUE(ranks[owner].open_window(peer, window, memory));

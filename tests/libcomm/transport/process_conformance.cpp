@@ -2,8 +2,8 @@
 
 // Conformance of transports between processes: what a SIGKILL at any time leaves to the others.
 //
-// The peer is a forked process that puts until it is killed. A sleeping rank must
-// wake, a get() must fail instead of returning old bytes, and no file with a name may stay behind.
+// The peer is a forked process that puts until it is killed. A sleeping rank must wake, a get() must fail instead of
+// returning old bytes, and no file with a name may stay behind.
 
 #include "process_conformance.hpp"
 

@@ -6,6 +6,9 @@
 // arrives: header and payload in place, nothing else changed. The others vary one thing each: no payload, no header,
 // the last byte of the buffer, a source that changes after the flush, no credit, both directions at once, wrong
 // arguments.
+//
+// The header lies at the offset of the put, and the payload kHeaderBytes after it. A tag is (channel, operation,
+// fragment). A put is flushed once its source may change.
 
 #include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
@@ -217,7 +220,7 @@ TEST_P(PutConformance, BytesArriveWithoutThePeerUnlessItSaysThatItMustPoll) {
 }
 
 TEST_P(PutConformance, PutsWithoutCreditAreRefusedWithNoEffectAndPassOnceThePeerPolls) {
-  constexpr std::size_t kPuts = 20000;
+  constexpr std::size_t kPuts = 20000;  // Enough to use up the credit of a transport that limits it.
   constexpr std::size_t kStride = 128;
   auto ranks = connect(2, kPuts * kStride);
   auto const payload_of = [](std::size_t put) { return test_bytes(32, put); };

@@ -32,7 +32,7 @@ class PlayedKernel final : public TracerCalls {
   int process = 10;
   int parent = kLauncher;
   std::map<int, int> parents{{11, kLauncher}, {12, kLauncher}, {21, 200}};  ///< Process 21 has another launcher.
-  std::vector<unsigned long> named;                                         ///< In the order of the calls.
+  std::vector<unsigned long> named;                                         ///< Tracers, in the order of the calls.
 };
 
 /// ReadPermission on a played kernel.
@@ -69,6 +69,7 @@ TEST_F(ReadPermissionTest, APeerWhoseParentCannotBeToldHasNoneInCommon) {
 }
 
 TEST_F(ReadPermissionTest, NothingIsSetWhereItWouldNotHelp) {
+  // Without Yama (-1) and at level 0 every process of the user may read; at 2 and 3 a tracer does not help.
   for (int const level : {-1, 0, 2, 3}) {
     kernel_.level = level;
     auto const permission = permit({11, 21});

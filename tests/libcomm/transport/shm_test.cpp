@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of shm, the transport through memory that ranks of one host share.
+
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "transport/shm/endpoint.hpp"

@@ -24,8 +24,8 @@ namespace {
 
 /// Deadline of a sleep. Only a lost wake-up lets a sleep last this long.
 constexpr auto kLongSleep = std::chrono::seconds(10);
-constexpr auto kQuiet = std::chrono::milliseconds(20);
-constexpr auto kSoon = std::chrono::milliseconds(5000);
+constexpr auto kQuiet = std::chrono::milliseconds(20);   ///< A descriptor that is not readable for so long is quiet.
+constexpr auto kSoon = std::chrono::milliseconds(5000);  ///< A descriptor must become readable within this time.
 
 /// Sleeps until `done()`, with the calls in the order that a caller must use. @returns sleeps that ran to the deadline.
 template <typename Predicate>
@@ -47,7 +47,7 @@ int sleep_until(Endpoint& endpoint, RecordingSink& sink, Predicate done) {
 /// Arms `rank` after all arrivals and wake-ups are taken.
 void arm_quiet(EndpointGroup& ranks, int rank) {
   ASSERT_TRUE(ranks.settle());
-  ranks[rank].sleep(Deadline::min());
+  ranks[rank].sleep(Deadline::min());  // Takes a pending wake-up, without blocking.
   ranks[rank].arm();
   ASSERT_FALSE(ranks.poll(rank));
 }

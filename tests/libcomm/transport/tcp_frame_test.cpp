@@ -145,7 +145,7 @@ TEST(FrameStream, LargePayloadsAreReadStraightIntoTheirPlace) {
 }
 
 TEST(FrameStream, ClosingAWindowStopsAFrameThatIsHalfThere) {
-  for (std::size_t there : {32U, 33U, 5000U, 20'000U}) {
+  for (std::size_t there : {32U, 33U, 5000U, 20'000U}) {  // Bytes that have arrived; a frame header has 32.
     Bytes receive_buffer(100), memory(20'000), after(memory.size());
     auto const payload = test_bytes(memory.size(), 2);
     SendQueue queue;
@@ -167,7 +167,7 @@ TEST(FrameStream, ClosingAWindowStopsAFrameThatIsHalfThere) {
   }
 }
 
-/// A header that the reader must reject.
+/// A header that the reader must reject: by default of a put into the receive buffer of 4096 bytes. Window 3 has 1000.
 struct BadFrame {
   std::string name;
   FrameHeader frame;

@@ -32,8 +32,9 @@ def network() -> Iterator[LossyNetwork]:
 class _Ranks:
     """Processes of one run. They are killed at the end in any case.
 
-    ``family`` is 0 for IPv4, 1 for IPv6, None for any address. ``bytes_`` is the size of the largest block. ``count``
-    is the number of exchanges; 0: endless.
+    ``family`` is 0 for IPv4, 1 for IPv6, None for any address. An exchange is one all-to-all. Its blocks are the
+    messages from one rank to another; ``bytes_`` is the size of the largest. ``max_lag`` is the number of exchanges by
+    which a rank may run ahead. ``count`` is the number of exchanges; 0: endless.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class _Ranks:
         transport: str,
         family: int | None,
         bytes_: int,
-        lag: int,
+        max_lag: int,
         count: int,
     ) -> None:
         self.processes: list[subprocess.Popen[str]] = []
@@ -52,7 +53,7 @@ class _Ranks:
             side = rank // 2
             address = "-" if family is None else network.addresses[side][family]
             command = [str(_RANK), str(rank), str(_NUM_RANKS), str(store), transport, address]
-            command += [str(bytes_), str(lag), str(count)]
+            command += [str(bytes_), str(max_lag), str(count)]
             self.processes.append(
                 subprocess.Popen(network.command_in(side, command), stdout=subprocess.PIPE, text=True)
             )
@@ -90,14 +91,14 @@ class _Ranks:
 def test_exchanges_survive_delay_and_loss(
     network: LossyNetwork, tmp_path: Path, transport: str, family: int | None, transports_of_rank_0: str
 ) -> None:
-    with _Ranks(network, tmp_path, transport=transport, family=family, bytes_=60_000, lag=2, count=30) as ranks:
+    with _Ranks(network, tmp_path, transport=transport, family=family, bytes_=60_000, max_lag=2, count=30) as ranks:
         assert ranks.await_line(0, "transports:") == transports_of_rank_0
         for rank in range(_NUM_RANKS):
             ranks.await_line(rank, "done")
 
 
 def test_a_host_that_vanishes_is_noticed_though_nothing_is_closed(network: LossyNetwork, tmp_path: Path) -> None:
-    with _Ranks(network, tmp_path, transport="auto", family=None, bytes_=2_000, lag=0, count=0) as ranks:
+    with _Ranks(network, tmp_path, transport="auto", family=None, bytes_=2_000, max_lag=0, count=0) as ranks:
         for rank in range(_NUM_RANKS):
             ranks.await_line(rank, "ready")
         network.link.cut()

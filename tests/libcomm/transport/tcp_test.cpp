@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of tcp, the transport over the control sockets of the ranks.
+
 #include "connect_in_threads.hpp"
 #include "endpoint_conformance.hpp"
 #include "transport/tcp/endpoint.hpp"

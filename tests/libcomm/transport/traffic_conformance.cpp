@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of transports: random messages between all pairs of ranks at the same time.
+
 #include "endpoint_conformance.hpp"
 #include "headway/comm/endpoint.hpp"
 #include "test_bytes.hpp"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that fails, dies or hangs ends all ranks, with one line of error."""
+"""A rank that fails, dies or hangs ends all ranks, with one line of error.
+
+``run_ranks()`` calls a function with the rank and a function that sends a message to the process of the test.
+"""
 
 from __future__ import annotations
 

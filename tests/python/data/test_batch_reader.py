@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a Parquet folder: each row once per epoch, in an order that depends on seed, epoch and step alone."""
+"""Batches of a Parquet folder: each row once per epoch, in an order that depends on seed, epoch and step alone.
+
+With the order ``shuffled`` the rows of an epoch are dealt to ``num_streams`` virtual streams, which take turns. Each
+rank reads some of them. ``time`` is the order of the files.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ def test_the_order_depends_on_seed_and_epoch(folder: ParquetFolder) -> None:
 def test_a_reader_may_start_at_any_step(folder: ParquetFolder, order: str) -> None:
     whole = global_steps(folder, 2, order=order, epochs=2)
     for epoch, step in ((0, 0), (0, 5), (0, 8), (1, 0), (1, 8)):
-        later = global_steps(folder, 3, order=order, epochs=2, start=Position(epoch, step))
+        later = global_steps(folder, 3, order=order, epochs=2, start=Position(epoch, step))  # An epoch has 9 steps.
         assert later == whole[9 * epoch + step :]
     assert global_steps(folder, 1, order=order, epochs=2, start=Position(2, 0)) == []
 
@@ -153,7 +157,7 @@ def change(rows: dict[str, list[Any]], name: str, row: int, value: Any) -> dict[
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, name: str, value: Any, message: str) -> None:
-    rows = make_rows(25)
+    rows = make_rows(25)  # Row groups of 10 rows: row 17 is row 7 of row group 1.
     rows = {
         **rows,
         **{each: change(rows, each, 17, [1, 2])[each] for each in SCHEMA.history_columns},

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches up to a budget: each sample once per epoch, for any number of ranks, from any step on."""
+"""Batches up to a budget of tokens: each sample once per epoch, for any number of ranks, from any step on.
+
+The rows of an epoch are dealt to ``num_streams`` virtual streams. A position has the rows taken from each of them. A
+rank knows those of its own streams and has 0 for the others, so the sum over ranks is the position of all.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ def test_long_samples_cost_more_by_weight(folder: ParquetFolder) -> None:
     assert budget.cost(4) == 4 + 0.5 * 16
     for step in BudgetReader(folder, budget=budget, num_streams=12):
         lengths = tokens_of(step.batches[0])
-        if not lengths:
+        if not lengths:  # All samples are read. Steps without samples follow until end_epoch().
             break
         assert sum(map(budget.cost, lengths)) <= 60 or len(lengths) == 1
 

@@ -38,7 +38,9 @@ Batch = dict[str, tuple[torch.Tensor, ...]]
 def make_tables(
     optimizer: Optimizer | None = None, table: dict[str, Any] | None = None, **more: Any
 ) -> HashTableCollection:
-    """Makes two tables of 8 columns, which are merged, and one of 4. Two features share the table ``items``.
+    """Makes two tables of 8 columns, which are merged (they share storage), and one of 4.
+
+    Two features share the table ``items``.
 
     ``table`` has further arguments of each table, ``more`` those of the collection.
     """

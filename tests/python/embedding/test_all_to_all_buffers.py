@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of several merged tables are packed into one exchange; those of a single table are sent in place.
 
-Shapes: G merged tables, R ranks.
+``all_to_all_arguments()`` takes the rows of each table, and the numbers of rows to send to and to receive from each
+rank. It returns receive buffer, send buffer, receive splits and send splits. With several tables the buffers are flat
+and splits count elements; with one table they count rows. ``by_table()`` unpacks such a buffer.
+
+Shapes: G merged tables (they share storage), R ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An anchor is a dummy parameter of a table. Its ``grad`` is 1 or NaN: are the gradients of the table finite?"""
+"""An anchor is a dummy parameter of a table. Its ``grad`` tells GradScaler whether the table's gradients are finite.
+
+``grad`` is None without gradients, otherwise 1 (finite) or NaN. A scaler multiplies it in place; ``factor`` is the
+product.
+"""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ from table_cases import (
 pytestmark = NEEDS_GPU
 
 CPU = torch.device("cpu")
+#: For each merged table six columns: ids, table ids, lookup counts, steps of the last lookup, embeddings and optimizer
+#: states.
 Records = list[list[numpy.ndarray]]
 
 #: Settings of tables, and the tolerance of embeddings. Rows with fewer than ``hot_count`` lookups are kept in bfloat16,
@@ -70,6 +72,11 @@ def expect_same(ours: Records, theirs: Records) -> None:
 
 
 def train_alike(device: torch.device, optimizer: str, settings: str, dedup: str) -> None:
+    """Trains on the CPU and on ``device``; the batch of step 3 is empty.
+
+    ``dedup`` says where duplicates are removed: before the exchange (``first``), at the owner rank (``second``), at
+    ``both`` or nowhere (``none``).
+    """
     table, tolerance = SETTINGS[settings]
     pair = make_pair(OPTIMIZERS[optimizer], device, table=table, dedup=dedup)
     for step in range(5):
@@ -223,7 +230,7 @@ def train_unlike_losses(rank: int) -> numpy.ndarray:
         pending = tables.begin(move_batch(make_batch(step + 1), device))
         (outputs["user"].sum() + (outputs["city"].sum() if rank == 0 and step == 0 else 0)).backward()
         tables.optimizer.step()
-    return records_of(tables)[1][5]
+    return records_of(tables)[1][5]  # Merged table 1 is that of 4 columns.
 
 
 def test_losses_of_ranks_may_depend_on_different_tables() -> None:
@@ -239,6 +246,7 @@ def train_without_waiting(rank: int) -> None:
             tables = make_tables(optimizer, device=device, dedup=dedup)
             batches = [move_batch(make_batch(step), device) for step in range(6)]
             for number, batch in enumerate(batches):
+                # The first batches allocate memory. From the fourth on, a synchronization with the device raises.
                 torch.cuda.set_sync_debug_mode("error" if number >= 3 else "default")
                 real_loss(tables(batch)).backward()
                 if number % 2 == 1:  # Each step applies the gradients of two batches.
@@ -326,7 +334,7 @@ def find_unique_keys(rank: int) -> None:
     keys = Keys(ids.to(device), tables.to(device))
     unique = Deduplicator(ThreadPool(1), device).deduplicate(keys)
     assert unique.keys.num_known is not None and unique.keys.are_unique
-    assert len(unique.keys) == 5 and len(unique) == 3
+    assert len(unique.keys) == 5 and len(unique) == 3  # The tensors have room for all 5 keys; 3 are unique.
     known = unique.narrow(3).keys
     assert known.num_known is None
     found = sorted(zip(known.ids.tolist(), known.tables.tolist(), known.counts.tolist(), strict=True))

@@ -50,7 +50,10 @@ class Model(torch.nn.Module):
 
 
 def gradients(model: Model, *, passes: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the gradients of tables and of parameters without clipping. Those of tables are measured by a step."""
+    """Returns the gradients of tables and of parameters without clipping.
+
+    Those of tables are measured by a step, since Sgd with lr 1 subtracts the gradient itself.
+    """
     with torch.no_grad():  # Inserts the rows.
         model.loss()
     before = model.embeddings()

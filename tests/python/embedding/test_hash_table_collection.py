@@ -48,6 +48,7 @@ class PlainTables(torch.nn.Module):
         for ids, table_ids, _, _, embeddings, _ in records_of(tables):
             for i in range(len(ids)):
                 parameter = torch.nn.Parameter(torch.from_numpy(embeddings[i].copy()))
+                # Records have table ids as int32, table_id_of() gives the same 32 bits without a sign.
                 self.parameter_of[names[int(table_ids[i]) & 0xFFFFFFFF], int(ids[i])] = parameter
 
     def forward(self, batch: dict[str, tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:
@@ -68,6 +69,7 @@ class PlainTables(torch.nn.Module):
         return outputs
 
 
+# ``dedup``: duplicates are removed before the exchange (first), at the owner rank (second), at both or nowhere.
 @pytest.mark.parametrize("dedup", ["none", "first", "second", "both"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_vectors_and_learning_are_those_of_plain_parameters(optimizer: str, dedup: str) -> None:
@@ -76,6 +78,7 @@ def test_vectors_and_learning_are_those_of_plain_parameters(optimizer: str, dedu
     tables(join_batches(batches))  # Inserts all ids.
     plain = PlainTables(tables)
     kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adagrad
+    # A sixteenth of the rate: SGD with 0.25 diverges, since weights of 3 multiply a gradient of real_loss() by 9.
     theirs = kind(list(plain.parameter_of.values()), lr=OPTIMIZERS[optimizer].lr / 16)
     for group in tables.optimizer.param_groups:
         group["lr"] /= 16
@@ -161,7 +164,7 @@ def test_full_tables_count_what_gets_no_row_or_raise() -> None:
     tables(batch)
     statistics = tables.statistics()["tables"]
     assert [statistics[name]["rows"] for name in ("users", "items", "cities")] == [3, 3, 3]
-    assert statistics["items"]["refused"] > 0
+    assert statistics["items"]["refused"] > 0  # Lookups of ids that got no row.
     with pytest.raises(NoRoomError, match="ids got no row: their table is full"):
         make_tables(table=limits, strict=True)(batch)
     integer_loss(tables(batch), batch).backward()
@@ -342,7 +345,7 @@ def test_a_flood_of_ids_in_one_table_takes_nothing_from_another(limit: dict[str,
         tables.optimizer.step()
     sizes = tables.statistics()["tables"]
     assert sizes["country"]["rows"] + sizes["country"]["pending"] == 10
-    assert sizes["item"]["evicted"] + sizes["item"]["forgotten"] > 0
+    assert sizes["item"]["evicted"] + sizes["item"]["forgotten"] > 0  # Rows, and pending ids (without a row yet).
 
 
 def test_tables_merge_unless_they_differ() -> None:
@@ -407,6 +410,7 @@ def test_limits_are_those_of_all_ranks_together() -> None:
     config = TableConfig("t", dim=2, optimizer=Sgd(lr=1), max_rows=1 << 32, max_pending=1 << 32)
     merged, thread_pool = MergedTable((config,)), _embedding.ThreadPool(1)
     assert merged.build(seed=0, num_ranks=8, thread_pool=thread_pool).size()["rows"] == 0
+    # With several ranks each may have a tenth more than its share of max_rows.
     with pytest.raises(ValueError, match="table t of 2 ranks: a table has at most 1071644672 rows on a rank, not 2362"):
         merged.build(seed=0, num_ranks=2, thread_pool=thread_pool)
     with pytest.raises(ValueError, match="table t: max_rows must be from 1 to"):

@@ -44,7 +44,7 @@ def test_gradients_that_were_changed_in_place_are_refused(reader: str) -> None:
     with pytest.raises(RuntimeError, match="changed in place"):
         if reader == "forward":
             tables(IDS)
-        elif reader == "anchor":
+        elif reader == "anchor":  # The dummy parameter of a table, whose grad a GradScaler reads.
             _ = tables.optimizer.param_groups[0]["params"][0].grad
         else:
             tables.optimizer.step()

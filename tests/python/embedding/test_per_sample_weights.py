@@ -13,6 +13,7 @@ from headway.embedding.merging import table_ids_of
 from rank_processes import BACKENDS, run_ranks
 from table_cases import POOLING, TABLE_OF, Batch, make_batch, make_tables, real_loss, records_of, same
 
+#: Duplicates are removed before the exchange (first), at the owner rank (second), at both or nowhere.
 DEDUPS = ["none", "first", "second", "both"]
 WEIGHTED = ["user", "item", "tags"]
 
@@ -36,7 +37,7 @@ def gradients_of(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor
 
 def expected_gradients(tables: HashTableCollection, batch: Batch) -> list[torch.Tensor]:
     """Computes the gradients by embedding_bag over the embeddings in the tables."""
-    ids, table_ids, _, _, embeddings, _ = records_of(tables)[0]
+    ids, table_ids, _, _, embeddings, _ = records_of(tables)[0]  # The tables of all weighted features are merged.
     outputs = {}
     for name in WEIGHTED:
         mine = table_ids == table_ids_of([TABLE_OF[name]]).item()

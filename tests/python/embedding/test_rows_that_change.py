@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are evicted, moved or replaced between a lookup and the use of its embeddings or gradients."""
+"""Rows that are evicted, moved or replaced between a lookup and the use of its embeddings or gradients.
+
+The rows of the last step are not evicted (``lookahead`` is 1 by default). A row is cold (bfloat16) until its lookups
+reach ``hot_count``, and is then promoted to float32.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ def promote(tables: HashTableCollection, folder: Path) -> None:
 def evict(tables: HashTableCollection, folder: Path) -> None:
     tables.optimizer.step()
     tables.optimizer.step()
-    assert tables.tables[0].evict(0) == 1
+    assert tables.tables[0].evict(0) == 1  # Keeps 0 rows, so the only one is removed.
     look_up(tables, 5)  # Takes the row of the evicted id.
 
 

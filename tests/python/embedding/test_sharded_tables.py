@@ -122,6 +122,7 @@ def test_duplicates_are_not_sent_and_not_looked_up() -> None:
     by_rank = run_ranks(count_traffic, 2, backend="gloo")
     sums = {dedup: {name: sum(rank[dedup][name] for rank in by_rank) for name in by_rank[0][dedup]} for dedup in DEDUPS}
     none, first, second, both = (sums[dedup] for dedup in DEDUPS)
+    # Keys of the batches, sent to their owners (routed), received there, and looked up there (found).
     assert none["keys_routed"] == none["keys"] == second["keys_routed"] == none["keys_received"]
     assert first["keys_routed"] == both["keys_routed"] < none["keys"] / 2
     assert first["keys_found"] == first["keys_routed"] and none["keys_found"] == none["keys"]
@@ -171,11 +172,11 @@ def unlike_losses(rank: int) -> Any:
         outputs = tables(make_batch(step))
         (outputs["user"].sum() + (outputs["city"].sum() if rank == 0 and step == 0 else 0)).backward()
         tables.optimizer.step()
-    return records_of(tables)[1]
+    return records_of(tables)[1]  # Merged table 1 is that of 4 columns.
 
 
 def test_losses_of_ranks_may_depend_on_different_tables() -> None:
-    states = numpy.concatenate([records[5] for records in run_ranks(unlike_losses, 2)])
+    states = numpy.concatenate([records[5] for records in run_ranks(unlike_losses, 2)])  # Column 5: optimizer states.
     first_moments = numpy.abs(states[:, :4])
     assert (first_moments > 0).any(), "rank 0's gradients arrive"
     # In the second step no rank has a gradient: Adam's first moments are those of one step with gradients 1, 2, ...

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of tables: N ranks save and M ranks load. Damaged files are rejected.
 
-Pending keys (``pending_of``) are ids that were looked up and have no row yet.
+Pending keys (``pending_of``) are ids that were looked up and have no row yet: they get one at ``min_count`` lookups. A
+record is a row with its key, counters and optimizer state. The hash of a key gives its virtual bucket, and each rank
+owns a range of buckets. A block is a part of a file with the records of some buckets.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ def damage(folder: Path, how: str) -> str:
     elif how == "missing":
         data.unlink()
     elif how == "manifest":
+        # The file has the manifest as a JSON string beside its checksum, so quotes in it are escaped.
         manifest.write_text(manifest.read_text().replace('\\"step\\": 3', '\\"step\\": 4'))
         return manifest.name
     elif how == "half a manifest":
@@ -323,11 +326,11 @@ def test_other_tables_are_passed_over_only_if_that_is_wanted(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="has the tables cities, items, users, and not new, users"):
         other.load(tmp_path)
     other.load(tmp_path, strict=False)
-    ids, numbers, *rest = records_of(tables)[0]
-    found = records_of(other)[0]
-    users = numbers == found[1][0]
+    ids, table_ids, *rest = records_of(tables)[0]
+    found = records_of(other)[0]  # All of the table users: the table new has no rows.
+    users = table_ids == found[1][0]
     assert 0 < users.sum() < len(ids)
-    assert all((a[users] == b).all() for a, b in zip((ids, numbers, *rest), found, strict=True))
+    assert all((a[users] == b).all() for a, b in zip((ids, table_ids, *rest), found, strict=True))
 
 
 def test_tables_that_are_too_large_for_their_limit_are_read_and_shrink(tmp_path: Path) -> None:
@@ -338,15 +341,15 @@ def test_tables_that_are_too_large_for_their_limit_are_read_and_shrink(tmp_path:
     with pytest.warns(UserWarning, match="table users: .* loaded rows did not fit into max_rows"):
         plain.load(tmp_path)
     saved = {
-        (int(number), int(key)): int(count)
+        (int(table_id), int(key)): int(count)
         for records in records_of(tables)
-        for key, number, count in zip(*records[:3], strict=True)
+        for key, table_id, count in zip(*records[:3], strict=True)
     }
-    for ids, numbers, counts, *_ in records_of(plain):
+    for ids, table_ids, counts, *_ in records_of(plain):  # Tables with max_rows are not merged.
         assert len(ids) == 10
-        left = [saved[int(number), int(key)] for key, number in zip(ids, numbers, strict=True)]
+        left = [saved[int(table_id), int(key)] for key, table_id in zip(ids, table_ids, strict=True)]
         assert counts.tolist() == left
-        of_table = sorted(count for (number, _), count in saved.items() if number == numbers[0])
+        of_table = sorted(count for (table_id, _), count in saved.items() if table_id == table_ids[0])
         assert sorted(left) == of_table[-10:], "those of most lookups stay"
     evicting = make(min_count=1, max_rows=10, eviction=Eviction(policy="lfu"))
     evicting.load(tmp_path)
@@ -366,7 +369,7 @@ def fill_and_wait(tables: HashTableCollection, first: int = 0) -> None:
 def test_keys_that_wait_for_a_full_table_still_wait_after_a_restart(tmp_path: Path, how: str) -> None:
     tables, other = make_one(max_rows=10, min_count=2), make_one(max_rows=10, min_count=2)
     fill_and_wait(tables)
-    assert sorted(pending_of(tables).values()) == [3] * 18 + [3, 3]
+    assert sorted(pending_of(tables).values()) == [3] * 20
     if how == "save":
         tables.save(tmp_path)
         other.load(tmp_path)
@@ -460,7 +463,7 @@ def test_rows_outlive_their_time_in_no_lookup_and_the_same_after_a_restart(tmp_p
     for each in (tables, other):
         assert float(look_up(each.eval(), *ids).detach().abs().sum()) == 0
         each.train()
-    for _ in range(64):
+    for _ in range(64):  # Each step removes the expired rows of one 64th of a table.
         for each in (tables, other):
             look_up(each, 1000)
             each.optimizer.step()
@@ -511,9 +514,9 @@ def test_tables_that_a_checkpoint_lacks_keep_what_they_have(tmp_path: Path) -> N
             tables.load(tmp_path)
         tables.load(tmp_path, strict=False)
         counts = {
-            int(number): int(count)
-            for _, numbers, found, *_ in records_of(tables)
-            for number, count in zip(numbers, found, strict=True)
+            int(table_id): int(count)
+            for _, table_ids, found, *_ in records_of(tables)
+            for table_id, count in zip(table_ids, found, strict=True)
         }
         assert sorted(counts.values()) == [1, 3]
         assert tables.step == 3, "rows that are kept are of this step"

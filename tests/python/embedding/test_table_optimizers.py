@@ -111,7 +111,8 @@ def test_row_wise_optimizers_have_one_second_moment_a_row(optimizer: Adagrad | A
 
 
 def test_rows_without_a_gradient_are_those_of_a_sparse_optimizer() -> None:
-    # SparseAdam adds epsilon at another place than Adam. With an epsilon of 0 the formulas are equal.
+    # SparseAdam adds epsilon at another place than Adam. With an epsilon of 0 the formulas are equal, but
+    # SparseAdam refuses 0, so it gets 1e-30.
     tables = make_tables(Adam(lr=0.02, eps=0))
     embedding = torch.nn.Embedding(len(IDS), DIM, sparse=True)
     with torch.no_grad():

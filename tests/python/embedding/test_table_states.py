@@ -138,6 +138,7 @@ def test_values_of_a_state_tell_their_size_and_what_they_are_not() -> None:
         f"tables.{name}.records" for name in ("cities", "items", "users")
     ]
     rows = sum(len(records[0]) for records in records_of(model.tables)[:1])
+    # A row has 8 elements and Adam's two moments of each.
     assert sum(state[f"tables.{name}.records"].numel() for name in ("items", "users")) == rows * (8 + 16)
     records = state["tables.items.records"]
     assert isinstance(records, torch.Tensor) and records.shape == records.size() == (NUM_VIRTUAL_BUCKETS,)
@@ -171,7 +172,7 @@ def save_asynchronously(rank: int, folder: str) -> Any:
     other = Model(dist.group.WORLD)
     state = other.state_dict()
     dcp.load(state, checkpoint_id=folder)
-    dcp.load(state, checkpoint_id=folder)
+    dcp.load(state, checkpoint_id=folder)  # Into the same state once more: nothing is there twice.
     other.load_state_dict(state)
     assert same(records_of(other.tables), expected)
 
@@ -198,6 +199,7 @@ def test_a_large_table_is_saved_and_read_in_pieces(monkeypatch: pytest.MonkeyPat
 
 
 def test_many_small_tables_are_few_objects(tmp_path: Path) -> None:
+    # Two merged tables: names of 6 letters have dim 8, those of 7 letters dim 9.
     names = [f"table{number}" for number in range(26)]
     tables = HashTableCollection(
         tables=[TableConfig(name, dim=8 + len(name) % 2, optimizer=Sgd(lr=1)) for name in names],
@@ -258,6 +260,7 @@ def test_a_state_that_lacks_records_is_refused_by_name() -> None:
     expect_refusal(model, states | {name: torch.zeros(3)}, no_records)
     strange = TableRecords.of(replace(whole, routing_version=9))
     expect_refusal(model, states | {name: strange}, "table items: its records are of routing 9, not 1")
+    # A state with the records of the second of two ranks only.
     of_a_rank = {each: value for each, value in states.items() if not each.endswith(".records")}
     add_records([replace(each, rank=1, num_ranks=2) for each in model.tables._shards()], of_a_rank, "tables.")
     expect_refusal(model, of_a_rank, "a part of its records is missing, from bucket 0 on")
@@ -297,6 +300,7 @@ def test_states_of_other_tables_are_refused_by_name() -> None:
         trained().load_state_dict(state | {"tables.more.records": state["tables.users.records"]})
 
 
+# Earlier versions named entries by chunk and part, such as 085.0. None of such names is one of a state now.
 @pytest.mark.parametrize("part", ["256.0", "085.2", "85.0", "other"])
 def test_records_under_names_that_no_state_has_are_unexpected(part: str) -> None:
     model, other = trained(), trained(range(5, 6))

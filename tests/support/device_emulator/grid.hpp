@@ -35,7 +35,7 @@ struct Extent3 {
 /// kLastLag: at once. A warp runs only while no warp before it can, so the last warps lag behind.
 enum class AsyncTiming : std::uint8_t { kEarly, kLate, kLastLag };
 
-/// Arguments of a launch.
+/// Grid, memory and scheduling of a kernel: the arguments of CUDA's <<<>>>, and two of the emulator's own.
 struct LaunchOptions {
   Extent3 grid{}, block{};
   std::size_t shared_bytes = 0;  ///< Dynamic shared memory.
@@ -44,7 +44,7 @@ struct LaunchOptions {
   unsigned concurrent_blocks = 1;
 };
 
-/// A kernel did something that CUDA does not define, or never ends.
+/// A kernel did something that CUDA does not define, or its threads wait for each other for ever (deadlock).
 struct KernelError : std::logic_error {
   using std::logic_error::logic_error;
 };

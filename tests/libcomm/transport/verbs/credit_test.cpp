@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Credits of the RDMA transport: three senders share the receive queue of rank 0.
+// Credits of the RDMA transport: three senders share the receive queue of rank 0. A sender's credits are the receives
+// of that queue that it may use before the receiver returns some.
 //
 // If a sender exceeded its share, the queue would run dry and the device would count a "receiver not ready" event.
 // Most devices hide that by a retransmission, so the test reads the device's counter instead of waiting for an error.

@@ -33,6 +33,7 @@ constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 /// The cache of memory regions on the first device of this host.
 class RegistrationsTest : public testing::Test {
  protected:
+  /// A cache that keeps at most `limit_bytes` of memory registered.
   verbs::Registrations with_limit(std::size_t limit_bytes) { return {domain_.get(), limit_bytes}; }
   static std::span<std::byte const> of(std::shared_ptr<std::byte> const& memory, std::size_t size) {
     return {memory.get(), size};

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Conformance of verbs, the RDMA transport: alone, under the checker with several rails, and beside shm and tcp.
+
 #include "endpoint_conformance.hpp"
 #include "transport/checked/endpoint.hpp"
 #include "transport/composite/endpoint.hpp"
