@@ -59,7 +59,7 @@ class ThreadPool::Workers {
   bool is_over_ = false;                   ///< The pool is being destroyed; threads return.
   std::exception_ptr error_;
 
-  // Set by run() under `mutex_` before it wakes the threads; constant during a run.
+  // Set by run() under `mutex_` before it wakes the threads. All but `next_` are constant during a run.
   std::function<void(std::size_t)> const* task_ = nullptr;
   std::size_t count_ = 0;
   std::atomic<std::size_t> next_ = 0;  ///< Next index to take.

@@ -16,7 +16,7 @@ KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_INTERFACE": "network interface for traffic between hosts, by name or by one of its addresses",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
     "HEADWAY_HOST_ID": "ranks of one host with different values act as if they were on different hosts",
-    "HEADWAY_SLOT_BYTES": "largest block per pair of ranks that may lag; all ranks must give the same",
+    "HEADWAY_SLOT_BYTES": "largest block between two ranks with which max_lag holds; larger ones wait; equal on all ranks",
     "HEADWAY_FLIGHT_RECORDER": "folder where each rank writes what it did last when a group fails",
     "HEADWAY_LOG": "debug, info or warning: least level of the records that go to stderr",
     "HEADWAY_GROUP_SECRET": "secret of the job, equal on all ranks; without it one is drawn and passed by the store",
@@ -55,7 +55,8 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
 
 
 def meant_variable(name: str) -> str | None:
-    """The known variable that ``name`` misspells, or None. A misspelling has at most one edit per four letters."""
+    """The known variable that ``name`` misspells, or None. A misspelling has at most one edit per four
+    letters, and may always have one."""
     written = _letters(name)
     distances = {known: _edit_distance(written, _letters(known)) for known in KNOWN_VARIABLES}
     nearest = min(distances, key=lambda known: distances[known])

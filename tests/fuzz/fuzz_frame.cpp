@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Fuzzes FrameReader, the reader of the tcp transport that puts frames in place, with arbitrary bytes of a peer.
+// Fuzzes FrameReader, the reader of the tcp transport that writes payloads to their places, with arbitrary bytes.
 //
 // A frame is a FrameHeader, then for a put `header_bytes` of the put's own header, and the payload. A put goes to an
 // offset in the receive buffer (window 0; there its own header precedes the payload) or in a window, memory that the
@@ -77,6 +77,7 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
     bool const is_oob = frame.kind == FrameKind::kOob;
     if (is_oob) frame.window = 0;
     frame.header_bytes = static_cast<std::uint8_t>(frame.window == 0 && !is_oob ? choices.next(50) : 0);
+    // kHeaderBytes: the room for a put's own header in front of its payload.
     frame.offset = is_oob ? 0 : choices.next(20) * kHeaderBytes;
     frame.payload_bytes = choices.next(255) * (choices.next(3) == 0 ? 70 : 2);
     if (choices.next(255) == 255) {  // Any bytes as the FrameHeader, but with the right magic number.
@@ -92,7 +93,6 @@ std::vector<std::byte> plausible_stream(Choices& choices) {
   return stream;
 }
 
-// Every buffer is an allocation of its own, so AddressSanitizer detects an access beyond its end.
 void read_stream(std::span<std::byte const> stream, Choices choices) {
   std::vector<std::byte> receive_buffer(kReceiveBufferBytes);
   std::vector<std::vector<std::byte>> windows(kNumWindows + 1);

@@ -48,6 +48,7 @@ TEST(HostRefusals, OffsetsMustCoverTheRowsInOrder) {
   EXPECT_NE(refusal({1, 2, 3}, {0, 1}, 3).find("segment 0 of 2 is of the rows 1 to 2"), std::string::npos);
 }
 
+// One rank, one feature and two samples, so the right bounds are {0, 2}.
 TEST(HostRefusals, BoundsMustCoverTheSamples) {
   for (Numbers const& bounds : {Numbers{0, 1}, Numbers{1, 2}, Numbers{0, -1}, Numbers{-5, 1}}) {
     auto const runs = [&](SegmentOrder::Kind kind) {

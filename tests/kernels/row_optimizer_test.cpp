@@ -89,8 +89,8 @@ TEST(RowOptimizer, RowWiseAdamHasOneSecondMoment) {
   Row row{.weights = {0, 0}};
   row.update(RowOptimizer({.kind = OptimizerKind::kRowWiseAdam, .epsilon = 0}), {.learning_rate = 1}, {1, 7});
   expect_near(row.weights, {-0.2F, -1.4F});
-  EXPECT_EQ(row.state.size(), 2U);
-  EXPECT_NEAR(row.row_state, 0.025F, 1e-6);
+  EXPECT_EQ(row.state.size(), 2U);           // First moments.
+  EXPECT_NEAR(row.row_state, 0.025F, 1e-6);  // (1 - beta2) times the mean of squares: 0.001 * 25.
 }
 
 TEST(RowOptimizer, RefusesWhatIsOutOfRange) {

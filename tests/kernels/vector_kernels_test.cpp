@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // VectorKernels (sums, copies and optimizer steps of rows of floats) of every supported instruction set: each must give
-// the bits of the plain formulas.
+// the bits of the plain formulas. A vector is one row of `dim` floats. add() adds to its output; sum() overwrites it.
 
 #include "headway/kernels/vector_kernels.hpp"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``MMoE``: multi-gate mixture of experts (Ma et al. 2018; MTGRBoost, equation 4).
+"""``MMoE``: multi-gate mixture of experts (Ma et al. 2018; MTGRBoost, Meituan 2025, equation 4).
 
 Shapes: N rows, E columns, X experts, K tasks, H hidden columns.
 """
@@ -19,7 +19,7 @@ class MMoE(nn.Module):
     Args:
         dim: columns of inputs and outputs.
         num_tasks: number of gates.
-        num_experts: number of experts.
+        num_experts: experts, which all tasks share.
         top_k: experts that a row uses for each task.
         hidden: hidden columns of an expert.
     """

@@ -64,7 +64,8 @@ std::vector<double> rounded(std::vector<Real> const& values, ElementType type) {
   return all;
 }
 
-/// Largest errors over a tensor, of the kernel (`ours`) and of a plain loop in float32 (`plain`).
+/// Largest errors over a tensor, of the kernel (`ours`) and of a plain loop in float32 (`plain`); `largest` is the
+/// largest magnitude that is expected.
 struct Error {
   double ours = 0, plain = 0, largest = 0;
 

@@ -64,7 +64,7 @@ class HstuProblem {
     return args;
   }
 
-  /// Arguments of the backward pass; gradients of bias weights begin as copies of the weights.
+  /// Arguments of the backward pass; gradients of bias weights begin as copies of the weights, to be overwritten.
   [[nodiscard]] HstuBackwardArgs backward() {
     HstuBackwardArgs args{.forward = forward()};
     args.grad_out = std::as_const(grad_out).heads();
@@ -149,7 +149,7 @@ class HstuProblem {
 
   /// Makes ascending times with a few long gaps, like clicks. In every other sequence some times are out of order.
   void make_times() {
-    time_bounds_ = {1, 2, 4, 4, 16, 100, 1e6};
+    time_bounds_ = {1, 2, 4, 4, 16, 100, 1e6};  // The two equal bounds make an empty bucket.
     time_weights = weights(static_cast<std::int64_t>(time_bounds_.size()) + 1);
     for (std::size_t b = 0; b < shape_.key_lengths.size(); ++b) {
       std::int64_t time = 1'700'000'000;

@@ -11,7 +11,7 @@
 namespace headway::kernels {
 
 /// Sequences of one to four tiles of keys. If there are enough of them, a block of threads takes a whole head of a
-/// sequence.
+/// sequence. The lengths in a case repeat until there are `num_sequences`.
 inline std::vector<AttentionCase> short_sequence_cases(std::size_t num_sequences, std::int32_t num_heads) {
   auto const repeated = [num_sequences](auto values) {
     std::size_t const size = values.size();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Decisions of the host before a backward pass for sm_90a: unit of work and layout of the workspace.
+// Decisions of the host before a backward pass of HSTU attention for sm_90a: unit of work and layout of the workspace.
 //
 // A block of threads takes a tile of keys (kTiles), a head of a whole sequence (kSequences), or a head of a sequence of
 // one tile (kSequencesOfATile). With whole sequences no other block adds to dQ (acc_dq), so there are no atomics, but
 // only enough of them keep all multiprocessors busy. Deterministic tiles add to dQ in turns, which are counted in the
-// workspace.
+// workspace. acc_dq is the end of the workspace, from byte acc_dq_at on. The first cleared_bytes of the workspace must
+// be 0 before the kernel.
 
 #include "hstu/cuda/sm90/backward/plan.hpp"
 

@@ -2,10 +2,11 @@
 
 // Moves of jagged rows, on the CPU, on an emulated device, and on a CUDA device if there is one.
 //
-// An item is the list of rows of one feature in one sample. A segment is consecutive items that move together, in an
-// order that a SegmentOrder computes. Segments lie packed (one after the other) in one tensor and placed (anywhere) in
-// the other. A gather copies from placed to packed, a scatter back. A run is the items of a feature whose samples
-// belong to one rank.
+// An item is the list of rows of one feature in one sample; items are numbered feature by feature. Without offsets,
+// each has `rows_each` rows. A segment is consecutive items that move together, in an order that a SegmentOrder
+// computes (from the list `outer`, for instance). Segments lie packed (one after the other) in one tensor and placed
+// (anywhere) in the other. A gather copies from placed to packed, a scatter back. A run is the items of a feature whose
+// samples belong to one rank.
 //
 // Rows are random bytes, and expected results are built from the definition, item by item, with plain loops. The
 // shapes are chosen for the edges of the kernels: empty items beside long ones, rows wider than a warp's share,

@@ -187,6 +187,7 @@ TEST_P(JaggedSums, CopiesOfARowAddUpAndRowsWithoutAnyAreZero) {
   });
 }
 
+// Without CSR lists, each feature and each sample has one copy: itself.
 TEST_P(JaggedSums, EntriesWithoutListsAreCopiedInTheirPlaces) {
   auto const offsets = backend_->array(Numbers{0, 2, 3});
   auto const copies = draw<float>(3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Run-length encoding of keys against a plain loop: no keys, one, all equal, all different, and runs that cross the
-// parts that threads handle together.
+// Run-length encoding of keys against a plain loop: no keys, one, all equal, and runs longer than the part of the keys
+// that one thread of a host, or one block of threads of a device, takes at a time.
 
 #include "headway/kernels/run_lengths.hpp"
 
@@ -20,6 +20,7 @@ class RunLengthKernels : public JaggedKernels {
   template <class Key>
   void expect_runs(std::vector<Key> const& keys) {
     auto const size = static_cast<std::int64_t>(keys.size());
+    // Outputs are filled with 0xa5 before, so zeros in them are the kernel's.
     auto const values = backend_->room<Key>(size);
     auto const lengths = backend_->room<std::int64_t>(size), run_of = backend_->room<std::int64_t>(size);
     auto const num_runs = backend_->room<std::int64_t>(1);
@@ -41,7 +42,7 @@ class RunLengthKernels : public JaggedKernels {
       expected_run_of.push_back(static_cast<std::int64_t>(expected_values.size()) - 1);
     }
     EXPECT_EQ(num_runs[0], static_cast<std::int64_t>(expected_values.size()));
-    expected_values.resize(keys.size());
+    expected_values.resize(keys.size());  // The kernel writes 0 behind the last run.
     expected_lengths.resize(keys.size());
     EXPECT_EQ(to_vector(values), expected_values);
     EXPECT_EQ(to_vector(lengths), expected_lengths);

@@ -199,6 +199,7 @@ TEST_P(GatedNorms, RefuseWhatDoesNotFit) {
   EXPECT_THROW(backend_->gated_norm(no_columns, nullptr, nullptr), std::invalid_argument);
   GatedNorm const no_gate{.form = GateForm::kConcat, .num_rows = 1, .num_columns = 4};
   EXPECT_THROW(backend_->gated_norm(no_gate, nullptr, nullptr), std::invalid_argument);
+  // Weights must be of the type of x, float32 here, or of the type of the arithmetic.
   GatedNorm const other_weights{.num_columns = 4, .weight_type = ElementType::kBfloat16};
   EXPECT_THROW(backend_->gated_norm(other_weights, nullptr, nullptr), std::invalid_argument);
 }

@@ -6,7 +6,7 @@
 // would show. Three kinds of bad address are made for real: one that never answers (its queue of connections is
 // full), one where nobody listens, and one where another process listens. A connector tries the next address if one has
 // not connected within 250 ms; tests compare times with that, with room for a busy host. An InstanceId is random and
-// identifies the process of a rank.
+// identifies the process of a rank. `fields` are options on which ranks must agree.
 
 #include "bootstrap/connector.hpp"
 
@@ -115,7 +115,7 @@ Result connect(InstanceId const& instance, std::vector<SocketAddress> addresses,
   auto const self = std::make_shared<HandshakeSelf>(self_of(1, random_bytes<InstanceId().size()>()));
   RankAddress rank_address;
   rank_address.instance = instance;
-  Connector connector(self, 0, rank_address, std::move(addresses), {}, epoll.get(), 0);
+  Connector connector(self, /*peer=*/0, rank_address, std::move(addresses), /*sources=*/{}, epoll.get(), /*label=*/0);
   auto const start = Clock::now();
   Result result;
   while ((result.outcome = connector.advance()) == Connector::Outcome::kGoing && Clock::now() < start + limit) {

@@ -146,6 +146,7 @@ std::vector<RankResult> connect_with_files(std::vector<RankArgs> const& args, in
   return connect_all(args, store);
 }
 
+/// Expects all errors to name the limit and the need of 3 ranks: about 64 files for the process, and 4 per rank.
 void expect_told_of_files(std::vector<RankResult> const& results, int num_files) {
   for (auto const& result : results) {
     EXPECT_TRUE(contains(result.error, "files (ulimit -n)")) << num_files << ": " << result.error;
@@ -259,6 +260,7 @@ INSTANTIATE_TEST_SUITE_P(
         Difference{"seed", [](RankArgs& a) { a.options.fault_seed = 7; }, "fault_seed is "}),
     [](auto const& tested) { return tested.param.name; });
 
+// Ranks must agree on max_lag_limit, not on max_lag. The default of max_lag_limit is max_lag.
 TEST(ControlSockets, EqualBoundsWrittenDifferentlyAgree) {
   MemoryStore store;
   auto args = ranks(2, Transport::kAuto);
@@ -336,7 +338,7 @@ TEST_P(EveryTransport, StrangersAreToldWhyAndDoNotDisturb) {
       GetParam() == Transport::kTcp ? rank_address.addresses.back() : SocketAddress::local(rank_address.local_name);
 
   std::vector<base::FileDescriptor> silent;
-  for (int i = 0; i < 80; ++i) silent.push_back(reach(address));
+  for (int i = 0; i < 80; ++i) silent.push_back(reach(address));  // More than rank 0 keeps: 64 + 2 per rank.
   {
     auto const scanner = reach(address);
     std::string const request = "GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n";
@@ -426,7 +428,8 @@ TEST(ControlSockets, EveryAttemptHasAGenerationOfItsOwnThatAllRanksKnow) {
   }
 }
 
-// Posts a failure under the announced generation, `after_start` after the start of this process.
+// Posts a failure of rank 2 under the announced generation, `after_start` after the start of this process. The format
+// is "RANK TIME_MS REASON".
 void post_failure(MemoryStore& store, std::chrono::milliseconds after_start) {
   StoreKeys keys(store, "test");
   auto const generation = keys.find_announcement(Clock::now() + seconds(1))->generation();
@@ -581,7 +584,7 @@ TEST_F(DuringTheBootstrap, ARankThatGivesUpTellsTheOthersWhy) {
 
 TEST_F(DuringTheBootstrap, ARankThatSpeaksOutOfTurnIsNamed) {
   auto const socket = shake_hands(2, args_[2], rank_address_);
-  ASSERT_EQ(::send(socket.get(), "0123456789ab", 12, 0), 12);
+  ASSERT_EQ(::send(socket.get(), "0123456789ab", 12, 0), 12);  // Length of the prefix of a message.
   expect_rank_0_to_say("rank 2 broke the protocol");
 }
 

@@ -6,8 +6,8 @@
 // number of bytes that a side waits for. A stranger is a peer that seems not to be a rank of this group.
 //
 // converse() carries messages back and forth until both are silent, so a test may look at every byte, change one, or
-// replay an older one. The security tests do exactly that: they flip each bit of a whole conversation, echo the
-// connector's own messages, and reuse a recorded proof. None may end in a connection.
+// replay an older one. The security tests do exactly that: they flip a bit in each byte that the connector sends, echo
+// the connector's own messages, and reuse a recorded proof. None may end in a connection.
 
 #include "bootstrap/handshake.hpp"
 
@@ -54,7 +54,7 @@ Bytes converse(Handshake& connector, Handshake& acceptor) {
   }
 }
 
-/// The two sides of a handshake, and its result. Tests change `low` or `high` before shake().
+/// The two sides of a handshake, and its result. The higher rank connects. Tests change `low` or `high` before shake().
 struct Pair {
   HandshakeSelf low = rank_of_two(0);
   HandshakeSelf high = rank_of_two(1);
@@ -214,7 +214,7 @@ TEST(Handshake, GarbageIsRefusedAfterItsFirstBytes) {
 TEST(Handshake, NoLengthMakesItReserveMuchOrReadBeyondTheLimit) {
   auto acceptor = Handshake::accept(rank_of_two(0));
   auto prefix = encode_message(BootstrapMessageKind::kHello, {});
-  for (std::size_t i = 8; i < 12; ++i) prefix[i] = std::byte{0xff};
+  for (std::size_t i = 8; i < 12; ++i) prefix[i] = std::byte{0xff};  // The length of the body.
   feed(acceptor, prefix);
   EXPECT_EQ(acceptor.outcome(), Outcome::kStranger);
 }

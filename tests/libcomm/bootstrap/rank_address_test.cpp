@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Text form of rank addresses, and the errors of those that cannot be read.
+//
+// A rank publishes its address in the store or sends it to rank 0. Rank 0 passes all of them on in one message, without
+// its own, which the receivers have already. So the first entry is empty. An instance is 32 hexadecimal digits.
 
 #include "bootstrap/rank_address.hpp"
 
@@ -16,7 +19,7 @@ namespace {
 
 RankAddress address_of(int rank) {
   RankAddress address;
-  address.host = "boot/4026531840";
+  address.host = "boot/4026531840";  // Boot id and network namespace.
   address.local_name = "headway-" + std::to_string(rank);
   address.instance.fill(static_cast<std::byte>(rank));
   return address;

@@ -46,7 +46,7 @@ class DeviceOperationTest : public testing::Test {
  protected:
   DeviceOperationTest() {
     peer_copy::LinkLayout layout;
-    layout.add_channel(4096, 2);
+    layout.add_channel(/*slot_bytes=*/4096, /*num_slots=*/2);
     link_ = std::make_shared<peer_copy::Link>(context_, layout);
     operation_.await({.link = link_,
                       .peer = kPeer,
@@ -65,7 +65,7 @@ class DeviceOperationTest : public testing::Test {
   std::shared_ptr<peer_copy::Context const> context_ = std::make_shared<peer_copy::Context const>(make_driver(), 0);
   std::shared_ptr<DeviceFailure> failure_ = std::make_shared<DeviceFailure>();
   std::shared_ptr<peer_copy::Link> link_;
-  DeviceOperationImpl operation_{context_, failure_, {}, Deadline::max()};
+  DeviceOperationImpl operation_{context_, failure_, /*flight=*/{}, Deadline::max()};
 };
 
 TEST_F(DeviceOperationTest, IsDoneWithoutFailureOnceItsEventIs) {

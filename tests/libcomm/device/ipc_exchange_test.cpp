@@ -3,7 +3,8 @@
 // Ranks exchange descriptors of their memory without taking turns. Needs no device.
 //
 // Each rank sends a hello to its peers, which names its mailbox (a datagram socket). A peer that has the hello sends
-// its descriptors there. A set is one shared memory of the ranks; its number is equal on all of them.
+// its two descriptors there. A set is one shared memory of the ranks; its number is equal on all of them. Waits call a
+// callback several times a second, which may throw to end them.
 
 #include "device/peer_copy/ipc_exchange.hpp"
 

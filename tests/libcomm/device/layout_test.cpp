@@ -5,7 +5,7 @@
 // A block goes in fragments through slots in the receiver's device memory; a small one goes through a stage in host
 // memory. A run is fragments in neighbouring slots that are copied at once. The receiver returns credit for slots by
 // counting the fragments that it has consumed, in steps of kCreditStep. A route is the way of a large block: through
-// slots, or directly into the output.
+// slots, or directly into the output. add_channel() takes the bytes of a slot and the number of slots.
 
 #include "device/peer_copy/layout.hpp"
 

@@ -3,7 +3,8 @@
 // File descriptors go from mailbox to mailbox. Needs no device.
 //
 // A mailbox is a datagram socket of this host. Each message carries two descriptors and a nonce, random bytes that the
-// receiver gave to one peer. Messages with a nonce that is not expected are dropped.
+// receiver gave to one peer. Messages with a nonce that is not expected are dropped. The rank that send() and receive()
+// take is for error texts only.
 
 #include "device/peer_copy/mailbox.hpp"
 

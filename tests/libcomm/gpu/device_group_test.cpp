@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Exchanges of device memory between ranks that are threads and share the first GPU.
+// Exchanges of device memory between ranks that are threads and share the first GPU. The bound (max_lag) says how many
+// exchanges a rank may run ahead of its peers.
 
 #include "headway/comm/device_group.hpp"
 
@@ -160,7 +161,8 @@ TEST_F(DeviceGroupTest, SlotsAreWrittenAgainWhenTheirLeaseHasEnded) {
     for (int number = 0; number < 7; ++number) {
       gpu_.write(source, block(rank, 0, 4096, number));
       auto const slot = slots->take(own.stream);
-      slots->all_to_all_v(slot.seq, sends, received, 0, {.stream = own.stream, .timeout = {}})->join(own.stream);
+      slots->all_to_all_v(slot.seq, sends, received, /*type=*/0, {.stream = own.stream, .timeout = {}})
+          ->join(own.stream);
       gpu_.finish(own.stream);
       for (int peer = 0; peer < kRanks; ++peer) {
         if (peer == rank) continue;

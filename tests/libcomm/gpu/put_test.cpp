@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device. EndpointGroup::heard(rank) has the tags
-// that arrived at a rank.
+// GPU memory is registered and moved over RDMA. Needs a GPU and an RDMA device.
+//
+// A put writes a header, and kHeaderBytes after it a payload, into the peer's receive buffer; into a window it writes
+// the payload alone. Then its tag becomes visible to the peer. EndpointGroup::heard(rank) has the tags that arrived at
+// a rank.
 
 #include "endpoint_group.hpp"
 #include "test_bytes.hpp"
@@ -47,7 +50,7 @@ TEST_F(GpuPutTest, APeerWritesToAWindowOnTheDevice) {
   auto const bytes = test_bytes(300'000, 7);
   auto const on_device = gpu_.allocate(bytes.size());
   ASSERT_TRUE(ranks[1].open_window(0, kWindow, on_device));
-  ranks.put(1, {.peer = 0}, {}, {}, Tag{.operation = 1});
+  ranks.put(1, {.peer = 0}, {}, {}, Tag{.operation = 1});  // Tells rank 0 that the window is open.
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(0).has(1, Tag{.operation = 1}); }));
   ranks.put(0, {.peer = 1, .window = kWindow}, {}, bytes, Tag{.operation = 2});
   ASSERT_TRUE(ranks.poll_until([&] { return ranks.heard(1).has(0, Tag{.operation = 2}); }));

@@ -4,7 +4,7 @@
 //
 // The bound (max_lag) says how many exchanges a rank may post beyond the first that is not complete. Small blocks go
 // through a slot of the receiver. Large ones are announced (RTS) and read by the receiver (get), or they go in
-// fragments.
+// fragments. Exchanges are numbered within their channel.
 
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"
@@ -63,7 +63,7 @@ TEST_P(AllToAllTest, EmptyBlocksAreLegal) {
 
 TEST_P(AllToAllTest, BlocksNearTheSizeOfASlotArrive) {
   run_ranks(2, options(), [](Group& group) {
-    std::size_t const slot = group.options().slot_bytes;
+    std::size_t const slot = group.options().slot_bytes;  // Payload; the header of 64 bytes lies before it.
     std::uint64_t number = 0;
     for (std::size_t const bytes : {slot - 65, slot - 64, slot - 1, slot, slot + 1, slot + 63, slot + 64, 2 * slot}) {
       Exchange exchange(group.rank(), group.size(), number++, even_sizes(bytes));

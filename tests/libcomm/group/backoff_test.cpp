@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Backoff: when a thread that polls without success goes to sleep. Sleep must come in the end, not before the spin time
-// is over, and progress in between puts it off only for a while. Limits are generous, as the host may be busy.
+// is over, and progress in between puts it off for 100 ms at most. Limits are generous, as the host may be busy. With
+// shared cores, the thread yields between polls.
 
 #include "group/backoff.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Callbacks of operations: time, thread, and allowed calls.
+// Callbacks of operations: time, thread, and allowed calls. send() and receive() take a block, the peer, the match
+// (tag) and the data type.
 
 #include "exchange.hpp"
 #include "headway/comm/group.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Collectives of a group on host memory, each in groups of several sizes, with several block sizes and each rank as
-// root.
+// Collectives of a group on host memory, each in groups of several sizes, with several block sizes and several roots.
 //
 // The bytes of a block depend on rank, size and root, and every output lies between guard bytes. So a block of the
 // wrong rank, of an earlier call, or one byte too long shows at once. Sizes are below, at and above a slot, which the
@@ -22,7 +21,7 @@
 namespace headway::comm {
 namespace {
 
-constexpr DataType kType = 2;
+constexpr DataType kType = 2;  ///< Any number that is equal on all ranks; the library only compares it.
 constexpr std::size_t kSizes[] = {0, 1, 100, 4096, 5000, 100000};
 
 /// Outputs of a collective with one block per rank.
@@ -49,7 +48,7 @@ class Blocks {
 /// Collectives. Every output is compared with bytes that depend on rank, size and root.
 class CollectivesTest : public GroupTest {
  protected:
-  /// Runs `body(group, bytes, root, seed)` with groups of 1, 2, 3, 5 and 8 ranks, several sizes and roots.
+  /// Runs `body(group, bytes, root, seed)` with groups of 1, 2, 3, 5 and 8 ranks, several sizes and every second root.
   template <typename Body>
   static void for_sizes_and_roots(Body body) {
     for (int const size : {1, 2, 3, 5, 8}) {

@@ -89,7 +89,7 @@ TEST_P(EveryTransport, ConnectsAgainUnderOneStoreAndName) {
 TEST(Connect, AShortSecretIsRefused) {
   MemoryStore store;
   GroupOptions options;
-  options.secret = "7 bytes";
+  options.secret = "7 bytes";  // A secret has at least 8.
   EXPECT_THROW(static_cast<void>(Group::connect(0, 1, store, options)), UsageError);
 }
 

@@ -15,7 +15,8 @@ namespace {
 
 using Copy = void (*)(std::byte*, std::byte const*, std::size_t);
 
-/// Copies `size` bytes between all alignments within a cache line, and checks the bytes around them as well.
+/// Copies `size` bytes from every seventh offset in a cache line to every offset, and checks the bytes around them as
+/// well.
 void expect_exact(Copy copy, std::size_t size) {
   constexpr std::size_t kMargin = 64;
   auto const source = test_bytes(size + 2 * kMargin, 3);

@@ -24,7 +24,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Timeouts, abort() and ranks that leave: operations fail with errors that name the peer.
+/// Timeouts, abort() and ranks that leave: operations fail with errors that name the peer. send() and receive() take a
+/// block, the peer, the match (tag) and the data type.
 class FailureTest : public GroupTest {};
 
 TEST_P(FailureTest, AnExchangeThatTimesOutNamesWhomItLacks) {

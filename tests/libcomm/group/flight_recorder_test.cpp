@@ -24,7 +24,9 @@ using std::chrono::seconds;
 using Ranks = std::vector<int>;
 
 /// Records of a group's last operations. An exchange is queued from its start until the bound (max_lag) lets it be
-/// posted, which means sent. The callback of on_failure() is told of the group's failure, with the records.
+/// posted, which means sent. The callback of on_failure() is told of the group's failure, with the records. The peer of
+/// a collective is its root, or -1; its channel is -1. send() and receive() take a block, the peer, the match (tag) and
+/// the data type.
 class FlightRecorderTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, std::size_t bytes) {
@@ -261,7 +263,7 @@ TEST_P(FlightRecorderTest, LeavingAGroupIsNoFailure) {
 
 TEST_P(FlightRecorderTest, TheLastOnesAreKeptAndAPendingOneIsNeverPushedOut) {
   auto few = options();
-  few.flight_records = 4;
+  few.flight_records = 4;  // For each channel of exchanges, and again for all other operations together.
   std::barrier all_looked(2);
   run_ranks(2, few, [&](Group& group) {
     std::vector<std::byte> block(8);

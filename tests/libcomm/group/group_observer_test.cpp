@@ -20,7 +20,7 @@ namespace headway::comm {
 namespace {
 
 /// Observers: operations that belong to a group but do not use its endpoint, such as those of a device group. They hear
-/// its OOB messages and failures.
+/// its out-of-band (OOB) messages and failures.
 class GroupObserverTest : public GroupTest {
  protected:
   /// Records OOB messages. All calls hold the group's lock, which health() takes as well.
@@ -32,6 +32,7 @@ class GroupObserverTest : public GroupTest {
     bool is_late(Clock::time_point /*now*/) override { return false; }
     bool needs(int /*peer*/) override { return false; }
     std::string describe_missing() override { return ""; }
+    /// Adds the record of an operation on CUDA device 3. Operations on host memory have device -1.
     void append_flights(FlightClock::Reading const& clock, std::vector<FlightRecord>& records) override {
       records.push_back(make_flight_record({.verb = "send", .seq = 7, .peer = 1, .device = 3},
                                            {.input_bytes = 8, .started = FlightClock::ticks()}, FlightState::kPosted,

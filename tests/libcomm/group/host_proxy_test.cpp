@@ -38,7 +38,7 @@ constexpr int kChannels = 2;
 constexpr std::size_t kSlotBytes = std::size_t{128} * 1024;
 constexpr std::uint64_t kSlots = 5;
 
-/// Message sizes: a few bytes in a stage, zero, and several fragments in slots, the last one short.
+/// Message sizes: up to kStageBytes in a stage, zero, and several fragments in slots, the last one short.
 std::size_t size_of(std::uint64_t message) {
   constexpr std::array<std::size_t, 5> kSizes{7, 3 * kSlotBytes, kStageBytes, 0, 2 * kSlotBytes + 4097};
   return kSizes[message % kSizes.size()];

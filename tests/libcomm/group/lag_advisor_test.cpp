@@ -80,6 +80,7 @@ double simulated_us(BusyOf const& busy_of, std::size_t max_lag, std::uint64_t co
       busy_of, [=](auto) { return max_lag; }, count);
 }
 
+// Until 24 exchanges are complete, the advice is the limit.
 TEST(LagAdvisorTest, NothingIsKnownInTheBeginning) {
   auto const balanced = [](auto, int) { return BusyTimes{.after_wait_us = 900}; };
   EXPECT_EQ(advice_after(0, balanced), kLimit);
@@ -176,7 +177,8 @@ TEST(LagAdvisorTest, FollowingItIsAsGoodAsTheBestFixedBound) {
   auto const changing = [](std::uint64_t number, int rank) {
     return number % kNextDraws < 500 ? BusyTimes{.after_wait_us = 4000} : random_delays(10'000, 500)(number, rank);
   };
-  expect_to_follow_well("random delays after balance", changing, 1.03);  // A whole window has to pass first.
+  // The advisor replays the latest kWindow exchanges. So many have to pass before the advice follows the change.
+  expect_to_follow_well("random delays after balance", changing, 1.03);
 }
 
 TEST(LagAdvisorTest, WorkThatOverlapsWithTheExchangeHidesLateness) {

@@ -42,6 +42,7 @@ class LagStressTest : public GroupTest {
               .options = options()};
     plan.options.max_lag = plan.options.max_lag_limit = static_cast<int>(draw(random, 0, 4));
     plan.options.num_channels = static_cast<int>(draw(random, 1, 3));
+    // With 0, blocks from min_get_bytes on are announced (RTS) under a bound above 0 too.
     plan.options.get_footprint = draw(random, 0, 1) * plan.options.get_footprint;
     plan.options.min_get_bytes = draw(random, 0, 1) == 0 ? 1024 : plan.options.min_get_bytes;
     return plan;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Sizes, counts and times at the limits of the library's integers.
+// Sizes, counts and times at the limits of the library's integers. send() and receive() take a block, the peer, the
+// match (tag) and the data type.
 
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"
@@ -99,7 +100,7 @@ TEST_F(LimitsTest, TheLongestTimeoutsThereAreMeanWithoutEnd) {
   }
 }
 
-// The transfer of a large message has a 16-bit number.
+// The transfer of a message that does not fit a point-to-point slot (8 KiB) has a 16-bit number.
 TEST_F(LimitsTest, MoreLargeMessagesToOnePeerThanThereAreNumbersAllArrive) {
   constexpr std::size_t kMessages = (std::size_t{1} << 16) + 200, kBytes = 9000;
   run_pair(GroupOptions(), [](Group& group) {

@@ -18,6 +18,7 @@ namespace headway::comm {
 namespace {
 
 /// Ranks that disagree on an operation: each rank gets an error that names the difference, and nothing is overrun.
+/// send() and receive() take a block, the peer, the match (tag) and the data type.
 class MismatchTest : public GroupTest {
  protected:
   using Start = std::function<OperationPtr(Group&)>;

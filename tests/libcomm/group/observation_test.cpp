@@ -18,7 +18,8 @@ namespace {
 using std::chrono::milliseconds;
 
 /// Statistics, traces and callbacks. The bound (max_lag) says how many exchanges a rank may post beyond the first that
-/// is not complete; the lag of an exchange is how many later ones were posted when it completed.
+/// is not complete; the lag of an exchange is how many later ones were posted when it completed. send() and receive()
+/// take a block, the peer, the match (tag) and the data type.
 class ObservationTest : public GroupTest {
  protected:
   static void run_exchange(Group& group, std::uint64_t number, SizeOf const& size_of) {

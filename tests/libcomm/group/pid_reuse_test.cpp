@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A process that gets the pid of an ended rank must not be read in its place.
+//
+// Over shm, the sender of a large message announces it (RTS, ready to send), and the receiver reads it from the memory
+// of the sender's process, which the system call finds by its pid (process_vm_readv).
 
 #include "child_process.hpp"
 #include "headway/comm/group.hpp"

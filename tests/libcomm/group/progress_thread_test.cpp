@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // How often the progress thread steps a work (a group), by what the work needs: nothing, a step at each event on its
-// file descriptors, or a look every few milliseconds.
+// file descriptors, or a poll every few milliseconds.
 
 #include "channel/progress_thread.hpp"
 

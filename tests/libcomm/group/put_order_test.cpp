@@ -61,8 +61,10 @@ class PutOrderTest : public testing::Test {
     MessageHeader const header{
         .size_bytes = size, .operation = operation, .kind = fits ? MessageKind::kEager : MessageKind::kRts};
     auto const payload = std::span<std::byte const>(block_).first(fits ? size : 0);
-    std::uint64_t const slot = layout_.ring_slot(0, 0, operation);
-    ASSERT_TRUE(peer_->put({.peer = 1, .offset = slot}, header.bytes(false), payload, {.operation = operation}).ok());
+    std::uint64_t const slot = layout_.ring_slot(/*source=*/0, /*channel=*/0, operation);
+    ASSERT_TRUE(
+        peer_->put({.peer = 1, .offset = slot}, header.bytes(/*is_timed=*/false), payload, {.operation = operation})
+            .ok());
     peer_->submit();
   }
   /// Starts the group's exchange of blocks of `size` bytes.
@@ -86,6 +88,7 @@ class PutOrderTest : public testing::Test {
   std::vector<std::byte> block_ = test_bytes(kLarge, 1), received_ = std::vector<std::byte>(kLarge), own_ = received_;
 };
 
+// To offer a block is to send its RTS.
 TEST_F(PutOrderTest, ARankThatComesSecondOffersBeforeItAnswers) {
   put_message(0, 8);
   put_message(1, kLarge);

@@ -2,9 +2,10 @@
 
 // A rank in its own process. It exchanges with the other ranks until it is killed or loses one of them.
 //   rank_process RANK SIZE STORE_DIRECTORY TRANSPORT(shm|tcp|verbs) BYTES LAG WORK(exchanges|collectives) TIMEOUT_MS
-// BYTES is the size of a block, LAG is max_lag. With WORK "collectives" one of them follows each exchange. It prints
-// "ready" after 20 exchanges, "ready" again 20 exchanges after each SIGUSR1, and "failed: TEXT" when an operation
-// fails. It exits with 0 only after such a failure.
+// BYTES is the size of a block. LAG is max_lag: exchanges by which a rank may run ahead of the slowest. With WORK
+// "collectives", a barrier, a broadcast or a ring of messages follows each exchange. It prints "ready" after more than
+// 20 exchanges, "ready" again 20 exchanges after each SIGUSR1, and "failed: TEXT" when an operation fails. It exits
+// with 0 only after such a failure.
 #include "group/exchange.hpp"
 #include "headway/comm/group.hpp"
 #include "headway/comm/store.hpp"

@@ -28,7 +28,8 @@ inline float number_of(ElementType type, std::uint32_t bits) {
   return std::bit_cast<float>(bits);
 }
 
-/// Rows of a case in device memory, with NaN as padding behind the heads of each token.
+/// One tensor (tokens, heads, columns) of a case in device memory, with NaN as padding behind the heads of each token.
+/// values() leaves the padding out.
 class DeviceRows {
  public:
   DeviceRows(AttentionCase const& of, ElementType type, std::vector<float> const& values, std::int32_t columns)

@@ -17,7 +17,8 @@
 
 namespace headway::kernels {
 
-/// Rows of a case on the host, with NaN as padding behind the heads of each token, 16-byte aligned.
+/// One tensor (tokens, heads, columns) of a case on the host, 16-byte aligned, with NaN as padding behind the heads of
+/// each token. `size` of its methods is the number of elements without padding.
 template <class T>
 class PaddedRows {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Passes for sm_80 and later, run by the emulator, against the oracle (AttentionOracle, float64).
+// Passes of HSTU attention for sm_80 and later, run by the emulator, against the oracle (AttentionOracle, float64).
 //
 // Blocks of threads write partial gradients of the bias weights, which another kernel adds. AsyncTiming says when
 // asynchronous copies take effect: at once (kEarly), or as late as a kernel may expect (kLate).
@@ -27,7 +27,7 @@ using device_emulator::AsyncTiming;
 /// Launches a pass on the emulator.
 struct EmulatedLaunch {
   AsyncTiming timing;
-  unsigned concurrent_blocks = 2;
+  unsigned concurrent_blocks = 2;  ///< Blocks of threads that run interleaved.
 
   template <class Shape>
   void operator()(Sm80Params const& params, std::int64_t num_blocks) const {

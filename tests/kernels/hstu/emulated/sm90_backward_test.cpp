@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Backward pass for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
+// Backward pass of HSTU attention for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
 //
 // BackwardWork is what a block of threads takes at a time: a tile of keys, a head of a whole sequence, or a head of a
 // sequence of one tile. With tiles, dQ is accumulated in a workspace and converted by a second kernel. AsyncTiming says

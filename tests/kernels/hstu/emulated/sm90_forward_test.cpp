@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward pass for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
+// Forward pass of HSTU attention for sm_90a, run by the emulator, against the oracle (AttentionOracle, float64).
 //
 // AsyncTiming says when asynchronous operations take effect: at once (kEarly), as late as allowed (kLate), or at once
 // while the last warps lag behind (kLastLag). A hidden bucket of time differences has a huge negative bias weight.

@@ -4,7 +4,7 @@
 //
 // A grid with one block of threads per multiprocessor takes tiles from a counter. Sequences differ in length and,
 // with a causal mask, tiles differ in cost. Were the longest tile taken last, all other multiprocessors would idle
-// meanwhile. So tiles come in descending order of cost, as far as the cache for keys and values allows.
+// meanwhile. So tiles come in descending order of cost, as far as the L2 cache allows.
 
 #pragma once
 
@@ -64,7 +64,7 @@ enum class BlockOrder : std::uint8_t { kLastFirst, kFirstFirst, kFirstOnly };
 class TileSchedule {
  public:
   /// @param max_rows upper bound on the rows of a sequence
-  /// @param section_sequences sequences per section
+  /// @param section_sequences as many sequences as the L2 cache holds keys and values of
   __device__ __forceinline__ TileSchedule(std::int64_t const* offsets, std::int32_t num_sequences,
                                           std::int32_t num_heads, std::int64_t max_rows, std::int32_t block_rows,
                                           std::int32_t section_sequences, BlockOrder order)
