@@ -16,7 +16,7 @@ KNOWN_VARIABLES: Mapping[str, str] = {
     "HEADWAY_INTERFACE": "network interface for traffic between hosts, by name or by one of its addresses",
     "HEADWAY_RDMA_DEVICE": "DEVICE, DEVICE:PORT or DEVICE:PORT:GID_INDEX for RDMA; otherwise one is chosen",
     "HEADWAY_HOST_ID": "ranks of one host with different values act as if they were on different hosts",
-    "HEADWAY_SLOT_BYTES": "largest block between two ranks with which max_lag holds; larger ones wait; equal on all ranks",
+    "HEADWAY_SLOT_BYTES": "largest block between two ranks with which max_lag holds; all ranks must give the same",
     "HEADWAY_FLIGHT_RECORDER": "folder where each rank writes what it did last when a group fails",
     "HEADWAY_LOG": "debug, info or warning: least level of the records that go to stderr",
     "HEADWAY_GROUP_SECRET": "secret of the job, equal on all ranks; without it one is drawn and passed by the store",
