@@ -20,7 +20,7 @@
 #include "cpu/deduplication/cpu_deduplicator.hpp"
 
 #include "cpu/deduplication/segmented_sum.hpp"
-#include "cpu/sum_vectors.hpp"
+#include "cpu/rows/sum_vectors.hpp"
 #include "expect_batch.hpp"
 #include "headway/base/status.hpp"
 #include "headway/kernels/vector_kernels.hpp"

@@ -12,7 +12,7 @@
 
 #pragma once
 
-#include "cpu/sum_vectors.hpp"
+#include "cpu/rows/sum_vectors.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/table.hpp"
 #include "headway/kernels/vector_kernels.hpp"

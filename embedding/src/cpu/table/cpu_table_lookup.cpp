@@ -9,7 +9,7 @@
 // Invariants: a key without a row reads as the initial embedding that an insertion would give it.
 // Complexity: O(keys), and O(keys * dim) for embeddings.
 
-#include "cpu/sum_vectors.hpp"
+#include "cpu/rows/sum_vectors.hpp"
 #include "cpu/table/cpu_table.hpp"
 #include "expect_batch.hpp"
 #include "headway/base/status.hpp"
