@@ -65,7 +65,7 @@ def training_batches(
         histories: histories of all users.
         max_length: most items of a window.
         batch_size: windows of a batch; the last batch may have fewer.
-        device: device of the batches.
+        device: where batches are copied to; histories stay where they are.
         generator: random generator for cuts and order.
     """
     users, begins, ends = [], [], []
@@ -96,7 +96,7 @@ def evaluation_batches(
 
 
 def _batch(histories: Histories, users: Tensor, begins: Tensor, ends: Tensor, device: torch.device) -> Batch:
-    """Builds a batch: sequence b has ratings ``begins[b]`` to ``ends[b] - 1``, whose next items are one further."""
+    """Builds a batch: sequence b has the items ``begins[b]`` to ``ends[b] - 1``, whose next items are one further."""
     lengths = ends - begins
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     positions = torch.arange(int(offsets[-1])) - offsets[:-1].repeat_interleave(lengths)

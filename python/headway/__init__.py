@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headway: a ``torch.distributed`` backend with bounded-lag all-to-all exchanges.
 
-With ``max_lag=k`` a rank may run up to k exchanges ahead of the slowest peer.
+With ``max_lag=k`` a rank may run up to k exchanges ahead of the slowest peer. ``headway.slots`` exchanges CUDA tensors
+without copies inside a device.
 Importing this module registers the backend and does nothing else::
 
     import torch.distributed as dist, headway

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes that the benchmark computes from the ids of a batch are those that ranks really send.
 
-``DEDUPS``: no deduplication, ``first`` (before the exchange of keys), ``second`` (after it, at the owner of a row), or
+``DEDUPS``: no deduplication, ``first`` (before the exchange of ids), ``second`` (after it, at the owner of a row), or
 ``both``. ``count_traffic`` returns means over ranks.
 """
 
@@ -21,6 +21,7 @@ DIM, RANKS = 8, 3
 
 
 def make_batches() -> list[torch.Tensor]:
+    # Each rank draws 500 ids of 2,000, some of them several times.
     return draw_batches(num_ranks=RANKS, keys=500, num_ids=2_000, exponent=1.05, seed=4)
 
 

@@ -104,7 +104,7 @@ def test_a_timeout_extension_ends_with_the_first_operation_after_it() -> None:
 
 
 def split_with_options(rank: int) -> tuple[int, int, float]:
-    options = headway.Options(max_lag=3, num_channels=2)
+    options = headway.Options(max_lag=3, num_channels=2)  # A channel is a sequence of exchanges with its own lag.
     parent = dist.new_group(backend="headway", pg_options=options, timeout=timedelta(seconds=30))
     before = headway.backend_of(parent).options._timeout
     child = dist.split_group(parent, [[0, 1]], timeout=timedelta(seconds=7))

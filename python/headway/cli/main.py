@@ -60,7 +60,8 @@ def _description_in(path: Path) -> str | None:
 def _load_package() -> None:
     """Imports ``headway`` in full.
 
-    The launcher of the command may have put an empty package of that name into ``sys.modules``; this removes it first.
+    The console script (headway_launcher.py) puts an empty package of that name into ``sys.modules``, since the
+    import takes seconds and may fail. This removes it first.
     """
     package = sys.modules.get("headway")
     if package is not None and getattr(package, "__file__", None) is None:
@@ -151,7 +152,7 @@ def version() -> str:
 _COMMANDS = {
     "doctor": (_run_doctor, "what this host offers, what Headway uses of it, what to fix"),
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
-    "train": (_run_train, "train a generative recommender; without a file a small one on generated logs"),
+    "train": (_run_train, "train a generative recommender; without CONFIG.toml a small one on generated logs"),
     "bench": (_run_bench, "one benchmark; `headway bench --list` names them"),
     "version": (_run_version, "print the version"),
     "flight-records": (_run_flight_records, "make of ranks' flight records what PyTorch's analyzer reads"),

@@ -17,8 +17,9 @@
 //   statuses and counts do not depend on the number of threads (the RowIds may).
 //   Rows are reserved before a stripe starts, so allocating one does not fail for lack of rows.
 //   A row that is in use (looked up since oldest_in_use) is neither evicted nor demoted. A promotion moves a row at its
-//   first lookup of a step; generation() grows then.
-// Complexity: O(keys) expected. A batch near max_rows costs a serial plan; an eviction without queues scans all rows.
+//   first lookup of a step; generation() grows then, so that holders of its RowId look it up again.
+// Complexity: O(keys) expected. A batch near max_rows costs a serial plan; an eviction scans all rows
+//   if stripes have no queues of the rows to evict next.
 
 #include "cpu/table/cpu_table_insertion.hpp"
 
@@ -99,6 +100,7 @@ void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> embeddi
   std::size_t const dim = options_.dim;
   expect_values(keys, embeddings.size(), dim, "embeddings");
   insert(
+      // An assignment is no lookup: without counts, each key counts 0.
       keys, {.otherwise = 0, .min_count = 0}, statuses,
       [&](std::size_t i) {
         for (std::size_t column = 0; column < dim; column += kValuesPerLine) {
