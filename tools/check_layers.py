@@ -141,13 +141,13 @@ def _check_layer(root: Path, layer: Layer) -> Iterator[str]:
 
 
 def _check_cpp(root: Path, layer: Layer, path: Path) -> Iterator[str]:
-    place = path.relative_to(root)
+    file = path.relative_to(root)
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         match = _INCLUDE.match(line)
         if match:
             reason = _refuse_include(root, layer, path, match.group(2), quoted=match.group(1) == '"')
             if reason:
-                yield f"{place}:{number}: {reason}"
+                yield f"{file}:{number}: {reason}"
 
 
 def _refuse_include(root: Path, layer: Layer, path: Path, target: str, *, quoted: bool) -> str | None:
@@ -184,17 +184,17 @@ def _check_folders(root: Path, source_root: str) -> Iterator[str]:
     base = root / source_root
     levels = {folder: level for level, folders in enumerate(_FOLDER_LEVELS[source_root]) for folder in folders}
     for path in _cpp_files(base):
-        place = path.relative_to(root)
+        file = path.relative_to(root)
         folder = _folder_of(path.relative_to(base), levels)
         if folder is None:
-            yield f"{place}:1: its folder has no level in _FOLDER_LEVELS"
+            yield f"{file}:1: its folder has no level in _FOLDER_LEVELS"
             continue
         for number, included in _own_includes(base, path):
             other = _folder_of(included, levels)
-            is_known = (str(place), f"{source_root}/{included}") in _UPWARD_INCLUDES
+            is_known = (str(file), f"{source_root}/{included}") in _UPWARD_INCLUDES
             if other is not None and other != folder and levels[other] >= levels[folder] and not is_known:
                 direction = "upward" if levels[other] > levels[folder] else "sideways"
-                yield f"{place}:{number}: {direction} include of {included}: {folder} may not include {other}"
+                yield f"{file}:{number}: {direction} include of {included}: {folder} may not include {other}"
 
 
 def _cpp_files(base: Path) -> list[Path]:
@@ -227,17 +227,17 @@ def _is_in(path: Path, folder: Path) -> bool:
 def _check_python(root: Path, layer: Layer, path: Path) -> Iterator[str]:
     if layer.may_import is None:
         return
-    place = path.relative_to(root)
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(place))
+    file = path.relative_to(root)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(file))
     for number, module in _imports(tree):
         package = module.split(".")[0]
         owner = _PYTHON_PACKAGES.get(package)
         if owner is None or owner == layer.folder:
             continue
         if package not in layer.may_import:
-            yield f"{place}:{number}: {layer.folder} may not import {package} ({module})"
+            yield f"{file}:{number}: {layer.folder} may not import {package} ({module})"
         elif any(part.startswith("_") and not part.startswith("__") for part in module.split(".")):
-            yield f"{place}:{number}: {layer.folder} may not import {module}, which is private to {package}"
+            yield f"{file}:{number}: {layer.folder} may not import {module}, which is private to {package}"
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 1800
 
+#: Program of each of two ranks: an all-to-all, an update of a table, and attention, with the installed package.
 EXCHANGE = """
 import os, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the lookups of two builds of Headway bit by bit, on random histories of training and evaluation.
 
-A history draws tables, optimizers, limits, poolings, weights and batches from its number. Both builds run it, each in
-processes of its own, and give a digest of all embeddings, gradients of weights, norms and records. Digests must agree.
+A history draws tables, optimizers, limits, poolings, weights and batches from its number, the seed. Both builds run it,
+each in processes of its own. They give a digest of the embeddings that lookups return, of the gradients of id weights,
+and of all ids and embeddings at the end. Digests must agree.
 
 Example: ``tools/compare_lookups.py ../before/python python --histories 500 --ranks 1 2 3 4``
 
-Keys that wait for a row are looked up once a step here: a gradient of a key that got its row by a later lookup of the
+A key is an id with its table. With ``min_count`` above 1 a key waits for a row until it has so many lookups. Such
+tables are looked up once a step here: a gradient of a key that got its row by a later lookup of the
 same step was dropped by older builds, and is applied now.
 """
 
@@ -24,6 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+#: Stages that remove duplicate keys: none, before the exchange, at the owner after it, or both.
 DEDUPS = ("none", "first", "second", "both")
 
 
@@ -47,7 +50,7 @@ def main() -> int:
 
 
 def run_tree(tree: Path, num_ranks: int, options: argparse.Namespace) -> list[str]:
-    """Returns a digest for each history."""
+    """Runs all histories with the package in ``tree``. Returns a digest for each history, of all ranks."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         arguments = [str(options.histories), str(num_ranks), options.backend, options.device, folder]
@@ -71,15 +74,15 @@ def settings_of(draw: random.Random) -> dict[str, Any]:
     """Draws the settings of a history."""
     dims = [draw.choice((1, 3, 8, 32)) for _ in range(draw.randint(1, 3))]
     return {
-        "dims": dims,
+        "dims": dims,  # Columns of each table.
         "optimizer": draw.choice(("Sgd", "Adagrad", "RowWiseAdagrad", "Adam", "RowWiseAdam")),
         "dedup": draw.choice(DEDUPS),
-        "min_count": draw.choice((1, 1, 2)),
-        "hot_count": draw.choice((0, 0, 3)),
-        "max_rows": draw.choice((None, None, 40)),
+        "min_count": draw.choice((1, 1, 2)),  # Lookups after which an id gets a row.
+        "hot_count": draw.choice((0, 0, 3)),  # Rows with fewer lookups are stored in bfloat16.
+        "max_rows": draw.choice((None, None, 40)),  # Limit of rows over all ranks, with eviction.
         "unknown": draw.choice(("initial", "zeros")),  # Embedding in evaluation of an id without a row.
-        "reduction": draw.choice(("mean", "sum")),
-        "poolings": [draw.choice((None, "sum", "mean")) for _ in range(len(dims) + draw.randint(0, 2))],
+        "reduction": draw.choice(("mean", "sum")),  # How gradients of all ranks are combined.
+        "poolings": [draw.choice((None, "sum", "mean")) for _ in range(len(dims) + draw.randint(0, 2))],  # By feature.
         "weighted": draw.choice(("no", "yes", "learned")),  # Weights of ids: none, constant, or with gradients.
         "lookups": draw.choice((1, 1, 2)),  # Lookups per step.
         "clips": draw.random() < 0.3,  # Clip the norm of the gradients.

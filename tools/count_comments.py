@@ -87,7 +87,7 @@ def is_product(path: Path) -> bool:
 
 
 def count_by(keys: Iterable[tuple[str, Path]]) -> dict[str, Counts]:
-    """Returns the summed counts of the sources of each key."""
+    """Adds up the counts of the sources (key, path) by key, such as a folder."""
     sums: dict[str, Counts] = defaultdict(Counts)
     for key, path in keys:
         sums[key] += count(path.read_text(encoding="utf-8"))

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+# In user units of the SVG: width of the picture, space for titles on the left, height of a row and of the gap below it,
+# and space for the title of a step.
 _WIDTH, _LEFT, _ROW, _GAP, _TOP = 1000, 170, 20, 6, 44
+#: Part of the name of the kernel that looks up bags, the first one of a step.
 _STEP_BEGINS_WITH = "EmbeddingBag_updateOutput"
 
 
 class Row(NamedTuple):
-    """One line of the picture. ``names`` are substrings of the kernels and copies that belong to it."""
+    """One line of the picture. ``names`` are substrings of the names of the kernels and copies that belong to it.
+
+    A kernel belongs to the first row that matches.
+    """
 
     title: str
     color: str
@@ -37,7 +43,7 @@ _ROWS = (
 class Span(NamedTuple):
     """Time range of one or several kernels or copies on the device, in microseconds from the start of the step."""
 
-    row: int
+    row: int  #: Index in ``_ROWS``.
     begin: float
     end: float
 

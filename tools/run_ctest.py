@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests of a CMake build folder by ctest, and ends in one line: N passed, N failed, N skipped.
 
-A test named X that writes the JUnit file ``test-results/X.xml`` counts as the tests in that file, as pytest does, and
-each stage of CI that runs this program. X counts as one failure more if it fails although none of its tests did.
+A test of ctest may consist of others: pytest does, and so does a stage of CI that runs this program. If its name is X
+and it writes the JUnit file ``test-results/X.xml``, the tests in that file count instead. X counts as one failure more
+if it fails although none of its tests did.
 Tests named X.0, X.1 and so on share a line of the summary. Failures are repeated at the end, and all results are
 written to one JUnit file. The exit status is 1 when anything failed.
 """
@@ -25,6 +26,7 @@ from xml.etree.ElementTree import Element
 
 _OUTCOMES = ("passed", "failed", "skipped")
 _MAX_LINES_PER_FAILURE = 30
+#: Number at the end of the name of a test that is split into several.
 _SHARD = re.compile(r"\.\d+$")
 
 
@@ -66,7 +68,13 @@ def group_cases(cases: Iterable[Element], folder: Path, *, by_label: bool) -> di
 
 
 def report(groups: Mapping[str, list[Element]], junit: Path, seconds: Mapping[str, float] | None = None) -> int:
-    """Prints failures, one line for each group and the total, writes the JUnit file, and returns the exit status."""
+    """Prints failures, one line for each group and the total, writes the JUnit file, and returns the exit status.
+
+    Args:
+        groups: test cases by the name of their line.
+        junit: the file that gets all test cases.
+        seconds: measured times by group; else the times of a group's test cases are added up.
+    """
     cases = [case for group in groups.values() for case in group]
     suite = Element("testsuite", name="headway", tests=str(len(cases)))
     suite.extend(cases)

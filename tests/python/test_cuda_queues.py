@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first group requests all hardware queues of CUDA unless the user has set their number."""
+"""The first group requests all 32 hardware queues of CUDA unless the user has set their number.
+
+Streams that share a queue hold each other up while the first one waits for a peer.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 @pytest.mark.parametrize(("given", "wanted"), [(None, "32"), ("1", "1")])
+# The name tells the purpose; the test reads the variable only, so it needs no GPU.
 def test_streams_that_wait_do_not_hold_up_others(given: str | None, wanted: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     if given is not None:

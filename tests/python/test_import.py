@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Imports headway and prints the attributes of torch, torchrec and fbgemm_gpu that the import changed.
+#: Program that imports headway and prints the attributes of torch, torchrec and fbgemm_gpu that the import changed.
 CHANGES = """
 import os, sys, types
 import torch, torch.distributed, torch.multiprocessing
@@ -54,6 +54,7 @@ def run_python(*arguments: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def test_importing_headway_changes_only_the_list_of_backends() -> None:
+    """Even where a setting is misspelt (an error at the first group) or a launcher (Open MPI) set its variables."""
     finished = run_python("-c", CHANGES, HEADWAY_TRANSPOT="a misspelt name", OMPI_COMM_WORLD_RANK="0",
                           OMPI_COMM_WORLD_SIZE="1")  # fmt: skip
     assert finished.returncode == 0, finished.stderr
@@ -93,6 +94,7 @@ def entry_point(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: Program that makes a group without an import of headway.
 CREATE = """
 import sys, torch, torch.distributed as dist
 assert "headway" not in sys.modules

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LagQueue keeps exchanges in order, and completes only as many of the oldest ones as ``max_lag`` requires."""
+"""LagQueue keeps exchanges in order, and completes only as many of the oldest ones as ``max_lag`` requires.
+
+``max_lag``, also called the bound, is the number of exchanges that may be pending after a push. ``push()`` takes a
+started exchange with a payload, and returns the payloads of those that it completed.
+"""
 
 from __future__ import annotations
 
@@ -115,6 +119,7 @@ def test_without_a_headway_group_the_bound_must_be_given() -> None:
 
 
 def test_only_a_headway_group_has_channels() -> None:
+    """A channel numbers its exchanges apart from those of other channels."""
     with pytest.raises(ValueError, match="only a headway group has channels"):
         LagQueue(max_lag=1, channel=1)
 
@@ -132,7 +137,7 @@ def test_pop_of_an_empty_queue_is_an_error() -> None:
 
 @pytest.fixture
 def headway_group() -> Iterator[Any]:
-    """A group of this process alone with bound 1, which may be raised to 3."""
+    """A group of this process alone with max_lag 1, which may be raised to 3 (``max_lag_limit``)."""
     headway = pytest.importorskip("headway", reason="headway cannot be imported")
     if not hasattr(headway, "Options"):
         pytest.skip("headway is not built")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes small files in KuaiRand's format."""
+"""Writes small files in the format of KuaiRand, a public log of a short-video app: user and video features."""
 
 from __future__ import annotations
 

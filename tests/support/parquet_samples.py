@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small Parquet folders of samples for tests."""
+"""Small Parquet folders of samples for tests.
+
+A sample is a row: a user's history of events, and targets, the items to score.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SCHEMA = SampleSchema(
 
 
 def make_rows(num_rows: int, *, seed: int = 0) -> dict[str, list[Any]]:
-    """Draws samples of 0 to 6 events of history and 1 to 3 targets."""
+    """Draws samples of 0 to 6 events of history and 1 to 3 targets. A target is only bought if it is clicked."""
     draw = np.random.default_rng(seed)
     rows: dict[str, list[Any]] = {name: [] for name in SCHEMA.columns}
     for number in range(num_rows):
@@ -37,7 +40,7 @@ def make_rows(num_rows: int, *, seed: int = 0) -> dict[str, list[Any]]:
 
 
 def write_folder(folder: Path, rows: dict[str, list[Any]], *, files: int = 1, row_group: int = 10) -> Path:
-    """Writes rows to several files."""
+    """Writes rows to ``files`` files of about equal size, with ``row_group`` rows per row group."""
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.table(rows)
     size = -(-table.num_rows // files)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function on several ranks under a time limit. Each rank is a forked process with a default group."""
+"""Runs a function on several ranks under a time limit. Each rank is a child process with a default group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.multiprocessing import start_processes
 #: Backends that tests compare.
 BACKENDS = ["gloo", "headway"]
 
-#: Outcome of a rank that ended without an answer: it was killed, or ran out of time and was killed then.
+#: Outcome of a rank that ended without a result and without an exception, such as one that was killed.
 DIED = object()
 
 
@@ -64,7 +64,13 @@ def join_group(
 
 
 def make_group(backend: str, *, max_lag: int, slot_bytes: int = 1 << 16) -> dist.ProcessGroup:
-    """Makes a further group of all ranks. ``max_lag`` and ``slot_bytes`` apply to Headway only."""
+    """Makes a further group of all ranks. The options apply to Headway only.
+
+    Args:
+        backend: one of BACKENDS.
+        max_lag: exchanges by which a rank may run ahead of the slowest one.
+        slot_bytes: receive buffer for the block that one rank sends to another in an exchange.
+    """
     options = headway.Options(max_lag=max_lag, slot_bytes=slot_bytes) if backend == "headway" else None
     return dist.new_group(backend=backend, pg_options=options)
 
@@ -89,8 +95,8 @@ def run_ranks(
         function: runs in a process with a default group, which is destroyed afterwards.
         size: number of ranks.
         arguments: further arguments of ``function``.
-        limit_s: all ranks are killed after this time.
-        may_die: a rank that ends without an answer gives ``DIED`` instead of failing the test.
+        limit_s: a rank without a result after this time is an error; all ranks are then killed.
+        may_die: a rank that ends without a result or an exception gives ``DIED`` instead of failing the test.
         start_method: "spawn" for ranks that use CUDA, which a forked child cannot use.
         group: keyword arguments of ``join_group()``.
     Raises:

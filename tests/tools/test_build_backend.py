@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: pip starts a build with such a file: packages of the environment that it installs into cannot be imported.
 HIDE_PACKAGES = "import sys\nsys.path[:] = [each for each in sys.path if 'site-packages' not in each]\n"
+#: Program that prints the result of a hook of the build backend (PEP 517).
 CALL = "import headway_build; print(headway_build.{hook})"
 REQUIREMENTS = "get_requires_for_build_wheel()"
 

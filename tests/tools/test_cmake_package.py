@@ -53,6 +53,7 @@ def test_a_consumer_of_the_package_exchanges_data(consumer: Path, tmp_path: Path
     assert outputs == [f"rank {rank} of {size}: all numbers are right\n" for rank in range(size)]
 
 
+# After one step id 7 has 1 - 1.5 * size, and a rank's own id 0.5: the sums of the bags (7, own) and (7, 7).
 @pytest.mark.parametrize(("size", "sums"), [(1, "0 and -1"), (2, "-1.5 and -4")])
 def test_a_consumer_of_the_package_looks_up_embeddings(consumer: Path, tmp_path: Path, size: int, sums: str) -> None:
     outputs = run_ranks(consumer / "lookup", size, tmp_path / "store")

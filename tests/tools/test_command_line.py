@@ -123,7 +123,7 @@ def test_benchmarks_are_listed_without_importing_them(tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     (folder / "fast.py").write_text('DESCRIPTION: str = "how fast"\nraise RuntimeError\n', encoding="utf-8")
-    (folder / "_parts.py").write_text("X = 1\n", encoding="utf-8")
+    (folder / "_parts.py").write_text("X = 1\n", encoding="utf-8")  # A module that benchmarks share.
     assert find_benchmarks(tmp_path) == {"fast": "how fast"}
 
 

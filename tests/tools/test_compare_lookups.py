@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/compare_lookups.py tells of histories whose lookups differ between two builds."""
+"""tools/compare_lookups.py tells of histories whose lookups differ between two builds.
+
+A history is a random sequence of training and evaluation steps with embedding tables.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def test_a_build_has_the_lookups_of_itself(ranks: int) -> None:
 
 
 def test_another_update_is_found(tmp_path: Path) -> None:
-    """The copy of the package scales each rate, so all histories that train differ."""
+    """The copy of the package halves each learning rate, so all histories that train differ."""
     package = tmp_path / "headway"
     package.mkdir()
     for each in (OURS / "headway").iterdir():

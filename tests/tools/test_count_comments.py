@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The count of comment lines."""
+"""tools/count_comments.py: the count of comment lines, and of lines with a comment behind code.
+
+``Counts`` has all lines, comment lines, and lines with a comment behind code, in this order.
+"""
 
 from __future__ import annotations
 

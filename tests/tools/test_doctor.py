@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor's findings, choices and exit status on hosts that lack a feature."""
+"""The findings, choices and exit status of ``headway doctor`` on hosts that lack a feature.
+
+A finding is a fact about the host with a level: OK, NOTE (slower) or PROBLEM (something would fail). A choice is the
+way in which Headway would reach some peers there.
+"""
 
 import errno
 import importlib.metadata
@@ -32,6 +36,8 @@ def test_the_exit_status_is_one_where_something_would_fail(
     assert ("1 problem to fix" in printed) == (level is Level.PROBLEM)
 
 
+# A slot is the receive buffer of a block. A larger one is pulled (the receiver reads the sender's memory by
+# process_vm_readv) or sent in fragments.
 def uses(purpose: str, shared_memory: Level, direct_reads: Level, *, rdma_works: bool = False) -> str:
     choices = choose(finding(shared_memory), finding(direct_reads), rdma_works=rdma_works)
     return next(choice.uses for choice in choices if choice.purpose == purpose)
@@ -51,7 +57,7 @@ def test_other_hosts_are_reached_by_rdma_only_where_it_works() -> None:
 def test_locked_memory_is_limited_without_the_capability(
     monkeypatch: pytest.MonkeyPatch, effective: str, is_limited: bool
 ) -> None:
-    # The second set of capabilities is that of root in a container of Docker's defaults.
+    # The second set of capabilities is that of root in a container of Docker's defaults. It lacks CAP_IPC_LOCK.
     monkeypatch.setattr(_host, "read_text", lambda path: f"Name:\tpython\nCapEff:\t{effective}\n")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     assert _host.locked_memory_bytes() == (65536 if is_limited else None)
@@ -152,6 +158,7 @@ def test_variables_that_mean_nothing_are_noted() -> None:
     assert doctor.find_variables({"PATH": "/bin"}) == Finding(name="variables", value="none set")
 
 
+# ``limits``: soft and hard limit of open files; -1: unlimited. A rank needs 64 files and 4 per rank of the group.
 @pytest.mark.parametrize(
     ("limits", "environ", "level", "text"),
     [

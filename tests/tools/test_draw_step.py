@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The diagram of a training step."""
+"""tools/draw_step.py: the diagram of a training step from a trace of PyTorch's profiler.
+
+A step lasts from one lookup of bags to the next.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leftover files that tools/endurance_kills.sh counts. A script plays the test program."""
+"""Leftover files that tools/endurance_kills.sh counts after it kills ranks. A script plays the test program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def name_in_shared_memory() -> Iterator[str]:
 
 
 def run_kills(folder: Path, *, leaves: str = "", foreign: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs one round, during which another program makes ``foreign`` in /dev/shm."""
+    """Runs one round, during which another program makes ``foreign`` in /dev/shm.
+
+    A round has 5 kills, 2 short and 2 long stops of ranks (arguments 5 and 2).
+    The played ranks leave a file named ``leaves`` there.
+    """
     program = folder / "build/tests/libcomm/libcomm_group_test"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM, encoding="utf-8")

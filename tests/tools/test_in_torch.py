@@ -46,6 +46,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> set[str]:
+    """Lists the files of a folder, but for the list in which tools/in_torch.sh keeps the names that it copied."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {".copied_files"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The count of long sentences in documents."""
+"""tools/lint_sentences.py: the count of long sentences (more than 25 words) in documents."""
 
 from __future__ import annotations
 

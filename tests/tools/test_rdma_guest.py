@@ -22,6 +22,7 @@ file.hpp:64: Failure
 PYTEST = "tests/a.py::test_x[2-9] PASSED   [ 50%]\ntests/a.py::test_y FAILED   [100%]\nFAILED tests/a.py::test_y - no\n"
 
 
+# Exit status 124: a time limit ended the run. 77: this host cannot run the guest.
 @pytest.mark.parametrize(
     ("output", "status", "outcomes"),
     [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The closing line counts single tests, and a test program that crashes, hangs or finds no test is a failure."""
+"""tools/run_ctest.py: its closing line counts single tests; a test that crashes, hangs or finds none is a failure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import run_ctest
 from other_processes import wait_until_ended
 
+#: One test that passed, one that failed, and one that was skipped.
 JUNIT = """<testsuites><testsuite>
   <testcase classname="tests.x" name="a"/><testcase name="b"><error message="in set-up"/></testcase>
   <testcase name="c"><skipped type="pytest.xfail"/></testcase>
@@ -33,7 +34,7 @@ def add_test(name: str, code: str, properties: str) -> str:
     return f"{command}\nset_tests_properties({name} PROPERTIES {properties})"
 
 
-def copies_junit(folder: Path, name: str, code: str, junit: str = JUNIT) -> str:
+def writes_junit(folder: Path, name: str, code: str, junit: str = JUNIT) -> str:
     """A test that writes a JUnit file, as pytest does, and then runs ``code``."""
     target = folder / f"test-results/{name}.xml"
     return add_test(name, f"open({str(target)!r}, 'w').write({junit!r})\n{code}", "LABELS python")
@@ -46,7 +47,7 @@ def test_single_tests_count_and_failures_come_again(tmp_path: Path, capsys: Capt
         add_test("good", "print(1)", "LABELS part"),
         add_test("left_out", "exit(77)", "SKIP_RETURN_CODE 77 LABELS part"),
         add_test("bad", "print('the cause'); exit(1)", "LABELS part"),
-        copies_junit(tmp_path, "pytest", "exit(1)"),
+        writes_junit(tmp_path, "pytest", "exit(1)"),
     )
     assert status == 1
     assert lines[-1] == "2 passed, 2 failed, 2 skipped"
@@ -68,7 +69,7 @@ def test_single_tests_count_and_failures_come_again(tmp_path: Path, capsys: Capt
 def test_a_failure_is_explained_by_a_single_test_or_counts(
     tmp_path: Path, capsys: Captured, code: str, junit: str, counts: str
 ) -> None:
-    status, lines = run(tmp_path, capsys, copies_junit(tmp_path, "pytest", code, junit))
+    status, lines = run(tmp_path, capsys, writes_junit(tmp_path, "pytest", code, junit))
     assert (status, lines[-1]) == (1, counts)
 
 

@@ -33,6 +33,7 @@ def test_versions_outside_the_range_are_named_with_what_is_supported(version: st
 
 
 def read_table() -> list[list[str]]:
+    """Reads the versions of torch, TorchRec and FBGEMM of each environment; "-": there is none."""
     text = (ROOT / "tools/torch_versions.txt").read_text(encoding="utf-8")
     return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
 

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: The played build fails with torch 2.12, and PyTorch's suite with 2.15.
 SETUP = f"""#!/bin/sh
 [ "${{1:-}}" = --print-versions ] && exec tools/real_setup.sh "$@"
 mkdir -p .venv/bin && ln -sf {sys.executable} .venv/bin/python
@@ -56,6 +57,10 @@ def run_versions(checkout: Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def test_a_version_that_passes_is_a_row_of_counts(checkout: Path) -> None:
+    """Columns: torch, TorchRec, FBGEMM, build, and passed / failed / skipped of three suites.
+
+    The suites are the process group's, PyTorch's own, and the other Python tests.
+    """
     finished = run_versions(checkout, "2.14")
     assert finished.returncode == 0, finished.stderr
     row = " ".join(finished.stdout.splitlines()[-1].split())

@@ -32,6 +32,7 @@ struct Call {
   std::atomic<std::uint64_t> longest_ns = 0;
 };
 
+/// The measured functions. Defined below, since the entries name their own wrappers.
 extern std::array<Call, 7> calls;
 
 /// Wrapper of calls[Index]. It has the signature of the driver's function.

@@ -18,6 +18,7 @@ import headway
 import torch
 import torch.distributed as dist
 
+#: Bytes that each rank sends to all ranks together; measured exchanges per size; exchanges before them.
 _SIZES_B = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20, 512 << 20)
 _CALLS = 20
 _WARM_UP = 3
@@ -54,6 +55,7 @@ def make_exchange(kind: str, size_B: int) -> Callable[[], object]:
     input_B = torch.zeros(size_B, dtype=torch.uint8, device="cuda")
     if kind == "slots":
         block_B = size_B // dist.get_world_size()
+        # The capacity of a slot is a multiple of 512 bytes per rank.
         ring = headway.slots.Ring(capacity=-(-block_B // 512) * 512, dtype=torch.uint8)
         rows, splits = list(input_B.split(block_B)), [block_B] * dist.get_world_size()
         return lambda: ring.take().exchange(rows, splits)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests that need an RDMA device in the RDMA guest; the last line is N passed, N failed, N skipped."""
+"""Runs the tests that need an RDMA device in the RDMA guest; the last line is N passed, N failed, N skipped.
+
+The guest is a QEMU machine with a software RDMA device (Soft-RoCE), for hosts without RDMA hardware: README.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from run_ctest import report  # noqa: E402 - in tools/, which is not a package
 
-SKIPPED_STATUS = 77
+SKIPPED_STATUS = 77  #: Exit status of run.sh if this host cannot run the guest.
 #: Result lines of GoogleTest, and of pytest with -v.
 _RESULT = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (.+) \(\d+ ms\)$|^(tests/.+) (PASSED|FAILED|ERROR|SKIPPED)\b", re.M)
 

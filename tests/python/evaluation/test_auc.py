@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics match their definitions, pair by pair, for any number of ranks. GAUC is a mean of users' AUCs."""
+"""Metrics match their definitions, pair by pair, for any number of ranks.
+
+GAUC (grouped AUC) is the mean of the users' AUCs. By default a user weighs as many as their examples.
+A target is an item to score for a user; a label says whether the user clicked it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from rank_processes import run_ranks
 
 
 def pairwise_auc(scores: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> float:
+    """Returns the share of (positive, negative) pairs whose scores are in order. Ties count one half."""
     wins = [
         1.0 if positive > negative else 0.5 if positive == negative else 0.0
         for positive in scores[labels == 1]
@@ -92,6 +97,7 @@ def test_normalized_entropy_is_that_of_its_definition() -> None:
 
 
 def scores_of(rows: npt.NDArray[np.int64], *, users: bool = True) -> TargetScores:
+    """Adds the rows of a fixed set of 200 targets, in three parts. Scores are log-probabilities, so below 0."""
     random = np.random.default_rng(3)
     scores, labels = -random.exponential(size=200).round(1) - 0.01, random.integers(0, 2, 200)
     found = TargetScores(["click"])

@@ -12,18 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Features of a batch. ``options`` are passed to the function unchanged."""
+    """Features of a batch. ``options`` are arguments of ``headway.ops.hstu_attention``, passed on unchanged."""
 
-    key_lengths: tuple[int, ...] = (5, 0, 1, 17, 40)
+    key_lengths: tuple[int, ...] = (5, 0, 1, 17, 40)  #: Tokens of each sequence.
     query_lengths: tuple[int, ...] | None = None  #: Queries are the last tokens of a sequence; None: all tokens.
     num_heads: int = 2
-    dim: int = 16
-    value_dim: int = 16
+    dim: int = 16  #: Columns of queries and keys, per head.
+    value_dim: int = 16  #: Columns of values, per head.
     contextual: int = 0  #: Leading tokens of each sequence that attend to its whole history.
     targets: int = 0  #: Trailing tokens of each sequence that attend to the history and themselves.
-    has_position: bool = False
-    has_time: bool = False
-    longest_step: int = 50  #: The time from a token to the next is below this; 1: all times are equal.
+    has_position: bool = False  #: With a bias by the distance of query and key.
+    has_time: bool = False  #: With a bias by the time between query and key, in buckets.
+    longest_step: int = 50  #: The time from one token to the next is below this; 1: all times are equal.
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,10 +79,11 @@ def batch_of(case: Case, dtype: torch.dtype, *, seed: int = 0) -> tuple[list[Ten
         rest = lengths - named.get("num_contextual", torch.zeros_like(lengths))
         named["num_targets"] = rest.clamp(max=case.targets).int()
     if case.has_position:
+        # 2 M - 1 weights with M = max_length + 2: more than needed, which is allowed.
         named["position_weights"] = torch.randn(2 * max_length + 3, generator=draw, dtype=weights)
     if case.has_time:
         steps = torch.randint(0, case.longest_step, (int(key_offsets[-1]),), generator=draw)
-        times = steps.cumsum(0) + (1 << 40)
+        times = steps.cumsum(0) + (1 << 40)  # Float32 cannot hold them: differences must be taken in int64.
         is_query = torch.cat(
             [torch.arange(n) >= n - q for n, q in zip(case.key_lengths, queries, strict=True)]
             or [torch.empty(0).bool()]

@@ -12,6 +12,7 @@ from headway.ops import hstu_attention
 from hstu_cases import Case, batch_of
 from torch import Tensor
 
+#: Types that are held to the error of the reference in the same type. Float64 is the truth.
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 Attention = Callable[..., Tensor]
@@ -19,6 +20,7 @@ Attention = Callable[..., Tensor]
 #: Largest error of a sigmoid that is computed by a GPU's tanh instruction, whose relative error is up to 2^-11.
 _TANH_ERROR = 2.0**-12
 
+#: Arguments of ``hstu_attention`` that ``reference.hstu_mask`` takes too.
 _OF_MASKS = ("causal", "window", "full_attention_tail")
 
 
@@ -30,7 +32,7 @@ def wanted(inputs: list[Tensor], named: dict[str, Any]) -> list[Tensor]:
 
 
 def run(attention: Attention, case: Case, dtype: torch.dtype, *, device: str = "cpu") -> list[Tensor]:
-    """Returns output and gradients in float64."""
+    """Returns output and gradients (of q, k, v, and of the bias weights that the case has) in float64."""
     inputs, named = batch_of(case, dtype)
     return _run(attention, inputs, named, dtype, device)
 
@@ -77,9 +79,10 @@ def expect_as_good_as_reference(attention: Attention, case: Case, dtype: torch.d
 def expect_bias_gradients_as_promised(
     attention: Attention, case: Case, dtype: torch.dtype, *, device: str = "cpu"
 ) -> None:
-    """Gradients of bias weights are as near the truth as the operator says."""
+    """Checks the error bound of the gradients of bias weights that ``headway.ops.hstu_attention`` documents."""
     ours, truth = run(attention, case, dtype, device=device), run_truth(case, dtype)
     tanh_error = 0.0 if device == "cpu" or dtype == torch.float32 else _TANH_ERROR
+    # Entries 0 to 3 are the output and the gradients of q, k and v.
     for each, truth_each, limits in zip(ours[4:], truth[4:], _error_limits(case, dtype, tanh_error), strict=True):
         error = ((each - truth_each).abs() / limits.clamp(min=1e-30)).max()
         assert error <= 1, f"{error} times what the operator promises"
@@ -87,6 +90,8 @@ def expect_bias_gradients_as_promised(
 
 def _error_limits(case: Case, dtype: torch.dtype, tanh_error: float) -> list[Tensor]:
     """The promised largest error of the gradient of each bias weight: a sum over the pairs that use the weight.
+
+    ``headway.ops.hstu_attention`` has the formula, under "Accuracy".
 
     Shapes: H heads, Q queries and K keys of one sequence.
     """
@@ -155,7 +160,7 @@ def expect_zeros_behind(
         out = attention(*batch, **options)
         results.append([out, *torch.autograd.grad(out, leaves, given.to(device))])
     for which, (expected, found) in enumerate(zip(*results, strict=True)):
-        if which < 4:
+        if which < 4:  # The output and the gradients of q, k and v have one row per token.
             expected = torch.cat([expected, expected.new_zeros(num_behind, *expected.shape[1:])])
         # On a GPU some sums have another order each time.
         tolerance = 0 if device == "cpu" else 8 * torch.finfo(dtype).eps

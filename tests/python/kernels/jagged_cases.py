@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 FEATURES, SAMPLES = 3, 6
-#: Lengths with empty entries: a whole feature, single samples, and both ends.
+#: (FEATURES, SAMPLES) lengths with empty entries: a whole feature, single samples, and both ends.
 LENGTHS = torch.tensor([[0, 2, 1, 0, 5, 3], [0, 0, 0, 0, 0, 0], [4, 0, 1, 0, 2, 0]])
+#: (SAMPLES + 1,) offsets of two jagged tensors, of 12 and 9 rows.
 OFFSETS = torch.tensor([0, 0, 3, 4, 4, 11, 12])
 OTHER_OFFSETS = torch.tensor([0, 2, 2, 3, 3, 5, 9])
 #: Bounds of the sample range of each rank. Ranks have no sample, one sample, or several.
@@ -21,14 +22,15 @@ BOUNDS = torch.tensor([0, 0, 1, 4, 4, 6])
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Call of ``headway.ops.NAME`` and ``headway.reference.NAME``; ``only`` is for the former.
+    """Call of ``headway.ops.NAME`` and ``headway.reference.NAME``.
 
+    ``only`` has arguments of the former alone: numbers of rows, which spare it a wait for the device.
     ``operator_arguments`` are all arguments of ``torch.ops.headway.NAME``, in order.
     """
 
     name: str
     arguments: tuple[Any, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  #: Named arguments of both.
     only: dict[str, Any] = field(default_factory=dict)
     operator_arguments: tuple[Any, ...]
 
@@ -60,6 +62,8 @@ def _values(device: torch.device, dtype: torch.dtype, num_rows: int) -> list[Ten
 
 
 def _permute(features: list[int] | None, samples: list[int] | None, knows_rows: bool = True) -> Make:
+    """Selects features and samples by index; None: all. With ``knows_rows`` the call gets the number of rows."""
+
     def make(device: torch.device, dtype: torch.dtype) -> Call:
         chosen = LENGTHS if features is None else LENGTHS[features]
         num_rows = int((chosen if samples is None else chosen[:, samples]).sum())
@@ -85,11 +89,13 @@ def _transpose(device: torch.device, dtype: torch.dtype) -> Call:
     return Call(name="jagged_transpose", arguments=arguments, operator_arguments=arguments)
 
 
+# ranged_dispatch moves rows from feature-major to rank-major order, by the samples of each rank in BOUNDS.
 def _dispatch(device: torch.device, dtype: torch.dtype) -> Call:
     arguments = (_values(device, dtype, int(LENGTHS.sum())), LENGTHS.to(device), BOUNDS.to(device))
     return Call(name="ranged_dispatch", arguments=arguments, operator_arguments=arguments)
 
 
+# ranged_combine is the inverse of ranged_dispatch.
 def _combine(device: torch.device, dtype: torch.dtype) -> Call:
     arguments = (_values(device, dtype, int(LENGTHS.sum())), LENGTHS.reshape(-1).to(device), BOUNDS.to(device))
     return Call(
@@ -167,6 +173,8 @@ def _reduce(reduction: str) -> Make:
 
 
 def _keys(name: str) -> Make:
+    """Calls an operator on keys with runs, repeats that are apart, and negative ones."""
+
     def make(device: torch.device, dtype: torch.dtype) -> Call:
         arguments = (torch.tensor([3, 3, -1, 3, 7, 7, 7, 0, -1], device=device),)
         return Call(name=name, arguments=arguments, operator_arguments=arguments)

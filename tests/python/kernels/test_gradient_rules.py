@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of operators are in C++: no call of Python in a training step, and compiled autograd follows them."""
+"""Gradients of operators are in C++: the backward pass calls no Python of torch, and compiled autograd traces it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
+#: Two sequences of two rows; lengths (features, samples) of four rows; bounds of the samples of two ranks.
 _OFFSETS = torch.tensor([0, 2, 4])
 _LENGTHS = torch.tensor([[1, 0], [2, 1]])
 _BOUNDS = torch.tensor([0, 1, 2])
@@ -74,6 +75,7 @@ def _loss(outs: list[Tensor]) -> Tensor:
 def test_neither_pass_enters_the_python_autograd_of_torch(name: str) -> None:
     _loss(_CALLS[name]()).backward()  # Modules that torch imports at a first call do not count.
     files = _python_files_of(lambda: _loss(_CALLS[name]()).backward())
+    # Gradients that are registered in Python run in torch/_library.
     assert not [each for each in files if "_library" in each], "torch runs gradients of Python there"
 
 

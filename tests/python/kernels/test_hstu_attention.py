@@ -71,6 +71,7 @@ def test_strided_heads_of_one_projection_need_no_copy() -> None:
 
 
 def test_gradients_that_are_expanded_are_taken() -> None:
+    """The gradient of ``sum()`` is an expanded scalar: all its strides are 0."""
     q = torch.randn(6, 2, 4, requires_grad=True)
     hstu_attention(q, q, q, offsets_of((6,)), max_length=6).sum().backward()
     assert q.grad is not None and q.grad.abs().sum() > 0
@@ -94,7 +95,10 @@ def test_torch_checks_the_operator(name: str) -> None:
 
 
 def _operator_arguments(inputs: list[Tensor], named: dict[str, Any]) -> list[Any]:
-    """The last seven are alpha, scale, length_scaling, causal, window, full_attention_tail and deterministic."""
+    """Returns all arguments of ``torch.ops.headway.hstu_attention``, in order.
+
+    The last seven are alpha, scale, length_scaling, causal, window, full_attention_tail and deterministic.
+    """
     names = ("position_weights", "time_weights", "time_bounds", "query_times", "key_times", "num_contextual",
              "num_targets")  # fmt: skip
     return [*inputs, named["key_offsets"], named["max_length"], *(named.get(each) for each in names),

@@ -18,6 +18,7 @@ from torch import Tensor
 pytestmark = NEEDS_GPU
 
 _TYPES = [torch.bfloat16, torch.float16]
+#: Widths for which the GPU has kernels. Other widths are padded with zeros.
 _DIMS = [32, 64, 128, 256]
 
 
@@ -44,6 +45,7 @@ def test_columns_that_are_copied_to_wider_rows(name: str, dims: tuple[int, int],
 
 
 def test_rows_at_odd_addresses_are_copied() -> None:
+    # The slice begins 2 bytes behind an aligned address, so its rows cannot be loaded as vectors.
     rows = torch.randn(300, 1, 65, device="cuda", dtype=torch.bfloat16)[:, :, 1:]
     offsets = torch.tensor([0, 100, 300], device="cuda")
     expected = hstu_attention(*(rows.clone() for _ in range(3)), offsets, max_length=200)

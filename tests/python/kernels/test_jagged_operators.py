@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jagged operators match the reference, and behave as torch expects of operators. The suffix R stands for ranks."""
+"""Jagged operators match the reference, and behave as torch expects of operators.
+
+Features and samples are the two dimensions of ``lengths``. The suffix R stands for ranks.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,7 @@ def test_compiled_calls_are_one_graph(name: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_is_moved_where_there_is_nothing(device: str) -> None:
+    """Each operator takes tensors without rows, samples or features."""
     values, none = torch.zeros(0, 3, device=device), torch.zeros(0, dtype=torch.int64, device=device)
     start = none.new_zeros(1)
     for features, samples in ((0, 4), (2, 0), (0, 0)):
@@ -143,6 +147,7 @@ def test_long_tails_go_there_and_back(device: str) -> None:
 
 
 VALUES = torch.zeros(int(LENGTHS.sum()), 2)
+#: Wrong arguments -> a call with them, and the text of its error.
 REFUSALS: dict[str, tuple[Any, str]] = {
     "no values": (lambda: ops.jagged_transpose([], LENGTHS), "there are no values"),
     "uneven values": (lambda: ops.jagged_transpose([VALUES, VALUES[1:]], LENGTHS), "18 and 17 rows"),

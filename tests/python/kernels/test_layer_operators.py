@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of layers match the reference, and behave as torch expects of operators."""
+"""Operators of HSTU layers match the reference, and behave as torch expects of operators.
+
+``gated_norm`` normalizes rows and multiplies them by SiLU of a gate. ``silu_split`` splits columns and applies SiLU.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,7 @@ def test_norms_and_their_gradients_are_those_of_the_reference(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES)
+# ``activated``: which parts get SiLU; None: all.
 @pytest.mark.parametrize("activated", [None, [True, False, True, False]])
 def test_splits_and_their_gradients_are_those_of_the_reference(
     activated: list[bool] | None, dtype: torch.dtype, device: str
@@ -197,6 +201,7 @@ def test_second_derivatives_are_refused_and_not_zero() -> None:
 
 
 ROWS = torch.zeros(4, 6)
+#: Wrong arguments -> a call with them, and the text of its error.
 REFUSALS: dict[str, tuple[Any, str]] = {
     "x of one dimension": (lambda: ops.gated_norm(ROWS[0]), r"x must be \(rows, columns\)"),
     "x of another type": (lambda: ops.gated_norm(ROWS.long()), "x must be float64, float32"),

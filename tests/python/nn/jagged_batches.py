@@ -11,7 +11,6 @@ from torch import Tensor
 
 LENGTHS = [5, 0, 1, 7]
 NUM_TOKENS = sum(LENGTHS)
-DAY_S = 86_400
 
 
 def offsets_of(lengths: list[int]) -> Tensor:
@@ -19,7 +18,10 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 
 def batch_of(lengths: list[int] = LENGTHS, *, seed: int = 0) -> Sequences:
-    """Makes tokens that are seconds to months apart. The last query of each sequence is an hour after its token."""
+    """Makes tokens that are seconds to months apart, in times in seconds.
+
+    A token asks (as a query) at the time of the next token; the last one of a sequence asks an hour after itself.
+    """
     generator = torch.Generator().manual_seed(seed)
     gaps = torch.exp(torch.rand(sum(lengths), generator=generator) * 16).long()
     times = 1_500_000_000 + gaps.cumsum(0)

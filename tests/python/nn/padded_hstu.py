@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HSTU over padded batches, written from the equations of Zhai et al. 2024: the reference of the jagged layer.
 
+``times`` are those of tokens as keys, ``query_times`` those at which they ask as queries.
 Shapes: B sequences, N tokens of each, padded, E columns, H heads, D columns of queries and keys, V of values.
 """
 

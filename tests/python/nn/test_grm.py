@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generative recommendation model: what a logit depends on, its losses, and sums over any division of a batch."""
+"""The generative recommendation model: what a logit depends on, its losses, and sums over any division of a batch.
+
+A sample is a user's context, history of events, and targets: the items to score. Each is a token. A target has one
+logit per label ("click", "buy").
+"""
 
 from __future__ import annotations
 
@@ -48,11 +52,12 @@ def test_tokens_are_context_history_and_targets(batches: list[SampleBatch]) -> N
     for begin, end in zip(begins, ends, strict=True):
         times = tokens.sequences.times[begin:end].tolist()
         expected = batch.times[event : event + end - begin - 1].tolist()
-        assert times == [expected[0], *expected]
+        assert times == [expected[0], *expected]  # The context token has the time of the first event.
         event += end - begin - 1
 
 
 def change_all(batch: SampleBatch, name: str) -> SampleBatch:
+    """Flips one label of all targets."""
     return replace(batch, labels=batch.labels | {name: 1 - batch.labels[name]})
 
 
@@ -148,6 +153,7 @@ def test_an_empty_batch_has_no_loss_and_all_gradients(tmp_path: Path) -> None:
 
 
 def test_dropout_depends_on_its_key_alone() -> None:
+    """A token's key is a hash of seed, step, its sample's id and its position, not of its place in the batch."""
     samples, positions = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 1, 0, 1, 2])
     keys = token_keys(torch.tensor([7, 9]), samples, positions, seed=1, step=5)
     swapped = token_keys(torch.tensor([9, 7]), 1 - samples, positions, seed=1, step=5)
@@ -171,7 +177,7 @@ def test_a_wide_model_adds_a_linear_function_of_the_target(batches: list[SampleB
     assert embeddings.shape == (batch.num_targets, 2 * CONFIG.embedding_dim)
     of_both = wide.logits(batch)
     expected = of_both - embeddings @ wide.wide.weight.T
-    wide.wide = None
+    wide.wide = None  # Without the linear part the model gives the logits of the stack alone.
     torch.testing.assert_close(wide.logits(batch), expected)
 
 
@@ -194,9 +200,9 @@ def test_experts_beyond_the_top_have_no_weight() -> None:
 
 
 def test_presets_have_the_published_operations() -> None:
-    for name, gigaflops in (("grm_4g", 3.8), ("grm_110g", 111.0)):  # FLOPs of the projections at 600 tokens.
+    for name, gigaflops in (("grm_4g", 3.8), ("grm_110g", 111.0)):  # FLOPs of the projections to u, v, q, k.
         config = GRMConfig.preset(name)
-        flops = 8 * config.dim**2 * config.num_layers * 600
+        flops = 8 * config.dim**2 * config.num_layers * 600  # From dim to 4 dim columns, for 600 tokens.
         assert flops / 1e9 == pytest.approx(gigaflops, rel=0.01)
         assert sum(config.layer().projection_widths) == 4 * config.dim
     with pytest.raises(ValueError, match="there is no preset grm_1g"):

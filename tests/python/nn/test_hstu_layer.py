@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer: its definitions against padded ones, gradients, saved activations, types and compilation."""
+"""HSTULayer: its variants against padded ones, gradients, saved activations, types and compilation."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ DEFINITIONS = {
     "scaled with its bias": HSTUConfig.research(**SIZES, alpha=SIZES["qk_dim"] ** -0.5, scale=1.0),
     "three parts, normed": HSTUConfig.research(**SIZES, gate="concat_norm", norm="rms"),
 }
+#: Activations that the backward pass computes again instead of keeping them, from none to all.
 RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
 
 
@@ -118,6 +119,7 @@ def kept_elements(layer: HSTULayer, x: Tensor, sequences: Sequences) -> tuple[fl
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_a_layer_keeps_what_it_says(name: str) -> None:
     config = replace(DEFINITIONS[name], dim=32, max_length=150, qk_dim=16, v_dim=24, dropout=0.1, num_time_buckets=0)
+    # Columns of x, of the projection to u, v, q and k, of the attention output, and of the gated output.
     e, p, v, g = config.dim, sum(config.projection_widths), config.gate_width, config.output_width
     sequences = Sequences(offsets=offsets_of([100, 150]), max_length=150)
     x = tokens(e, num=250, dtype=torch.float32).requires_grad_()
@@ -132,7 +134,7 @@ def test_a_layer_keeps_what_it_says(name: str) -> None:
     }
     for recompute, elements in expected.items():
         layer = layer_of(replace(config, recompute=recompute), dtype=torch.float32)
-        assert kept_elements(layer, x, sequences) == (elements, g), recompute
+        assert kept_elements(layer, x, sequences) == (elements, g), recompute  # The dropout mask has g bytes.
 
 
 @pytest.mark.parametrize("recompute", ["none", "norm_and_gate", "all"])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stack: cached history, the final norm, and checkpoints of the authors' code."""
+"""HSTUStack: cached history, the final norm, and checkpoints of the authors' code.
+
+"research" and "production" are the two variants in the code of the authors of HSTU. ``extend()`` computes new tokens of
+sequences whose earlier keys and values are cached. ``renamed_state()`` gives the authors' weights our names.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,7 @@ def test_tokens_that_come_one_part_after_the_other_give_what_all_give_together()
     expected = stack(x, sequences)
 
     out, caches = torch.zeros_like(expected), None
+    # Ends of each part, by sequence. A part goes from one row to the next.
     cuts = [[0, 0, 0, 0], [3, 0, 1, 2], [3, 0, 1, 6], LENGTHS]
     for begins, ends in pairwise(cuts):
         part, x_of_part, indices = part_of(sequences, x, begins, ends)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time buckets of the relative bias, and query times: a token asks at the time of the next one."""
+"""Time buckets of the relative bias, and query times: a token asks at the time of the next one.
+
+Two tokens that are t >= 1 apart are in bucket floor(log(t) / width). A bound is the first float32 time of a bucket.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with dynamic tables, their batches, and the reference: a dense model that one process trains on them.
 
-A dynamic table is a hash table for arbitrary 64-bit ids, in place of a dense table of TorchRec.
+A dynamic table is a hash table for arbitrary 64-bit ids, in place of a dense table of TorchRec. Tables of equal
+configuration are merged: they share one hash table per rank, which TorchRec sees as one kernel.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def batches(rank: int, *, device: torch.device = CPU, **kind: bool) -> Iterator[
 
 @dataclass(frozen=True)
 class Kind:
-    """Variant of a model. Dimensions and poolings are given by table (item, user)."""
+    """Variant of a model: pooled bags or sequences. Dimensions and poolings are given by table (item, user)."""
 
     pooled: bool
     dims: tuple[int, int] = (DIM, DIM)
@@ -143,7 +144,10 @@ def make_collection(kind: Kind, num_embeddings: int, device: torch.device) -> nn
 def shard_model(
     kind: Kind, optimizer: Optimizer | None = None, *, device: torch.device = CPU, strict: bool = False, **settings: Any
 ) -> Any:
-    """Shards a model over the ranks of the default group. Each call makes the same model."""
+    """Shards a model over the ranks of the default group. Each call makes the same model.
+
+    With ``strict`` an id that gets no row raises an error. ``settings`` are those of ``DynamicTable``.
+    """
     torch.manual_seed(3)
     table = DynamicTable(optimizer=optimizer, initializer=Uniform(-1, 1), **settings)
     tables = {"item": table, "user": table}
@@ -219,8 +223,7 @@ def train_in_loop(parallel: Any, source: Iterator[Batch]) -> list[float]:
     return losses
 
 
-#: Embeddings before training, losses, embeddings after training, and numbers of rows and kernels. A kernel holds the
-#: tables that are merged.
+#: Embeddings before training, losses, embeddings after training, and numbers of rows and kernels of this rank.
 Trained = tuple[dict[str, Any], list[float], dict[str, Any], dict[str, int]]
 
 

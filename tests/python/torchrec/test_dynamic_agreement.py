@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If ranks shard a model with different dynamic tables, all of them fail and name the differences."""
+"""If ranks shard a model with different settings of dynamic tables, all of them fail and name the differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.embedding import Adam, Normal
 from headway.torchrec import DynamicTable
 from rank_processes import run_ranks
 
-#: Arguments of ``shard()`` on rank 1, and the error on both ranks.
+#: Arguments of ``shard()`` on rank 1 (rank 0 has the defaults), and the error on both ranks.
 UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2}, "seed is 1 on rank 0, 2 on rank 1"),
     ({"strict": True}, "strict is False on rank 0, True on rank 1"),

@@ -78,7 +78,7 @@ def test_features_of_a_tensor_dict_are_found_by_name(kind: Kind) -> None:
 
 
 def reorder_varying(rank: int) -> None:
-    """Looks up batches with a batch size per feature (VBE), whose inverse indices have an order of their own."""
+    """Looks up batches with a batch size per feature (VBE). Keys and inverse indices may differ in their order."""
     strides = {"clicks": 2, "views": 1, "user": 3}
     inverse_of = {"clicks": [0, 1, 0], "views": [0, 0, 0], "user": [2, 1, 0]}
     bags = {"clicks": [[5, -1], [0]], "views": [[3, 7, 8]], "user": [[1000], [], [5, 5]]}

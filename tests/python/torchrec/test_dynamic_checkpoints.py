@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint with dynamic tables: N ranks save and M ranks load."""
+"""torch.distributed.checkpoint with dynamic tables: N ranks save and M ranks load.
+
+A record is a row as checkpoints hold it: id, lookup count, step, embedding and optimizer state. The hash of a key gives
+its bucket; each rank owns a range of buckets. An id is pending, without a row, until it has ``min_count`` lookups.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,7 @@ def rows_of(parallel: Any) -> tuple[Rows, dict[tuple[str, int], int]]:
 
 
 def updates_of(parallel: Any) -> list[int]:
+    """Returns the number of updates (steps with gradients) of each merged table."""
     return [kernel.updates for kernel in sharded_collection(parallel).kernels()]
 
 
@@ -71,10 +76,14 @@ def state_of(parallel: Any) -> dict[str, Any]:
 
 
 def fill(parallel: Any) -> None:
-    """Inserts so many rows that each chunk of a saved table has some, including chunks that three ranks cut in two."""
+    """Inserts so many rows that each chunk of a saved table has some, including chunks that three ranks cut in two.
+
+    A chunk is the range of buckets that one rank saves.
+    """
     ids = torch.arange(3000)
     for kernel in sharded_collection(parallel).kernels():
         for table in kernel.merged.tables:
+            # order: indices of ids by owner rank; counts_R: ids of each owner.
             order, counts_R = route(Keys(ids, table=table_id_of(table.name)), dist.get_world_size())
             counts = counts_R.tolist()
             own = ids[order.split(counts)[dist.get_rank()]].to(device_of(parallel))
@@ -82,6 +91,7 @@ def fill(parallel: Any) -> None:
             kernel.table.insert_or_assign(Keys(own, table=table_id_of(table.name)), embeddings)
 
 
+# Both return rows, pending ids and updates of the checkpoint, and the losses of two steps after it.
 def save(rank: int, kind: Kind, folder: str, min_count: int, device: torch.device = CPU) -> Any:
     parallel = shard_model(kind, Adam(lr=0.1), device=device, min_count=min_count)
     train(parallel, rank, first=0, end=3)
@@ -113,7 +123,7 @@ def test_any_number_of_ranks_loads_what_another_saved(saving: int, loading: int,
     kind, min_count = (SEQUENCE, 1) if saving != 3 else (POOLED, 9)
     saved = run_ranks(save, saving, kind, str(tmp_path), min_count)
     loaded = run_ranks(load, loading, kind, str(tmp_path), min_count)
-    for column in (0, 1):
+    for column in (0, 1):  # Rows, then pending ids. With min_count 1 no id is pending.
         whole = merged([result[column] for result in saved])
         assert merged([result[column] for result in loaded]) == whole
         assert whole or (column == 1 and min_count == 1)
@@ -194,6 +204,7 @@ def refuse(rank: int) -> None:
 
     parallel = other(Adam(lr=0.1))
     state = parallel.state_dict()
+    # Optimizer state of DIM = 4 columns: two values each with Adam, one with Adagrad.
     with pytest.raises(RuntimeError, match=r"table item: its records have 4 columns and 8 values .* not 4 and 4"):
         other(Adagrad(lr=0.1)).load_state_dict(dict(state))
     name = next(name for name, records in state.items() if name.endswith(".item.records"))

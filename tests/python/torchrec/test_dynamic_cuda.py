@@ -136,6 +136,7 @@ def train_without_waiting(rank: int) -> None:
         collection = sharded_collection(shard_model(kind, Adam(lr=0.1), device=device))
         for number in range(6):
             features: Any = make_batch(rank, number, weighted=kind.weighted).features
+            # Steps 0 to 2 are a warm-up, which may wait.
             features.sync()  # Computes the lengths per key on the host, as a data loader may do.
             features = features.to(device)
             torch.cuda.synchronize()
@@ -160,7 +161,7 @@ def test_checkpoints_go_from_device_to_device_and_to_other_numbers_of_ranks(kind
             run_on_gpus(load_on_gpu, 2, kind, str(tmp_path / folder), min_count, backend="headway"),
             run_ranks(load, 3, kind, str(tmp_path / folder), min_count, start_method="spawn"),
         ):
-            for column in (0, 1):
+            for column in (0, 1):  # Rows, then pending ids (seen fewer than min_count times).
                 whole = merged([result[column] for result in saved])
                 assert merged([result[column] for result in loaded]) == whole
                 assert whole or (column == 1 and min_count == 1)

@@ -45,7 +45,7 @@ def train_with_schedule(rank: int) -> list[float]:
 
 
 def test_a_scheduler_sets_the_rate_of_tables() -> None:
-    """A step of Adam changes elements by about the learning rate."""
+    """A step of Adam changes elements by about the learning rate: 0.5, 0.05, then 0.005."""
     first, second, third = run_ranks(train_with_schedule, 2)[0]
     assert 0.45 < first < 0.55
     assert 0.02 < second < 0.07

@@ -41,7 +41,10 @@ TABLES = {"item": DynamicTable(optimizer=Adam(lr=0.1)), "user": DynamicTable(opt
 
 
 def plan(tables: dict[str, DynamicTable], ddr_bytes: int = 10**9, **constraints: ParameterConstraints) -> Any:
-    """Plans the model for two ranks, without starting any."""
+    """Plans the model for two ranks with ``ddr_bytes`` of host memory each, without starting any.
+
+    Returns the plan of the collection, and the planner.
+    """
     topology = Topology(world_size=2, compute_device="cpu", ddr_cap=ddr_bytes)
     planner = headway.torchrec.planner(tables, topology=topology, constraints=constraints, batch_size=4)
     result = planner.plan(Model(SEQUENCE), headway.torchrec.sharders(tables))
@@ -166,7 +169,7 @@ def refuse(rank: int) -> None:
         headway.torchrec.shard(Model(SEQUENCE, device=CPU), TABLES)
     with pytest.raises(ValueError, match="there is no weighted mean"):
         shard_model(Kind(pooled=True, weighted=True, poolings=("SUM", "MEAN")), Sgd(lr=0.1))
-    sharder = headway.torchrec.sharders(TABLES)
+    sharder = headway.torchrec.sharders(TABLES)  # First that of EmbeddingCollection, then that of bags.
     planned, _ = plan(TABLES)
     planned["user"].compute_kernel = "fused"
     with pytest.raises(ValueError, match=r"table user: the plan has row_wise with kernel fused, but a dynamic table"):
@@ -187,6 +190,7 @@ def refuse(rank: int) -> None:
 
 
 def run_out_of_memory(rank: int) -> None:
+    """Planning fails on rank 0, which plans for all: for lack of memory, then by an error that is hard to pass on."""
     topology = Topology(world_size=2, compute_device="cpu", ddr_cap=1)
     with pytest.raises(PlannerError):
         headway.torchrec.shard(Model(SEQUENCE), TABLES, topology=topology)

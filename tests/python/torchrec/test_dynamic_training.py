@@ -130,7 +130,10 @@ def counts_of(parallel: Any) -> Counter[str]:
 
 
 def forward_twice(rank: int) -> None:
-    """Runs two forward passes before their backward passes. The rows of both must stay although others are evicted."""
+    """Runs two forward passes before their backward passes. The rows of both must stay although others are evicted.
+
+    A table evicts above ``high_water`` * ``max_rows`` rows, down to ``low_water`` * ``max_rows``.
+    """
     parallel = shard_model(
         SEQUENCE, Sgd(lr=0.1), max_rows=12, eviction=Eviction(policy="lru", high_water=0.5, low_water=0.25)
     )
@@ -149,7 +152,10 @@ def test_backward_passes_may_come_in_another_order(size: int) -> None:
 
 
 def promote(rank: int) -> None:
-    """Moves rows between a lookup and its gradients: a later lookup makes them hot, so bfloat16 becomes float32."""
+    """Moves rows between a lookup and its gradients: a later lookup makes them hot, so bfloat16 becomes float32.
+
+    A row is hot once it has ``hot_count`` lookups; ``promoted`` counts the rows that became hot.
+    """
     outcomes = []
     for hot_count in (0, 10):
         parallel = shard_model(SEQUENCE, Sgd(lr=2.0), hot_count=hot_count)
@@ -172,7 +178,7 @@ def test_gradients_find_rows_that_have_moved(size: int) -> None:
 
 
 def read_late(rank: int) -> None:
-    """Moves rows, and reuses their places, between a lookup and the reading of its embeddings."""
+    """Moves rows, and reuses their memory, between a lookup and the reading of its embeddings."""
     parallel = shard_model(SEQUENCE, Sgd(lr=0.1), hot_count=20)
     (sharded,) = sharded_collection(parallel)._dynamic_lookups()
     (kernel,), lookup = sharded.kernels, sharded.tables
@@ -199,7 +205,7 @@ def read_late(rank: int) -> None:
     early, late = look_up(0), look_up(0)
     before = embeddings_of(early)
     for step in range(2, 22):
-        kernel.table.begin_step(step, 1)
+        kernel.table.begin_step(step, 1)  # Rows of lookups since step 1 are in use, so none is evicted.
         moving, others = look_up(0), look_up(100)
     assert kernel.table.statistics()["promoted"] > 0
     torch.testing.assert_close(embeddings_of(late), before, rtol=0.01, atol=0.01)

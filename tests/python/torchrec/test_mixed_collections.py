@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 ROWS = 50
+#: Table -> its features. "page" is static (a TorchRec table), the others are dynamic: hash tables for any 64-bit id.
 TABLES = {"item": ["clicks", "views"], "page": ["page"], "user": ["user"]}
 FEATURES = ["clicks", "page", "user", "views"]
 DYNAMIC = {
@@ -108,6 +109,7 @@ def compare(rank: int, pooling: str | None, sharding: str) -> None:
     torch.testing.assert_close(train(together, rank, reorder=True), expected)
     assert not torch.equal(expected[0]["page"].sum(), expected[2]["page"].sum())
     rows = {name.split(".")[-1]: each["rows"] for name, each in headway.torchrec.statistics(together).items()}
+    # Tables of equal configuration are merged: they share one hash table, which has the names of both.
     assert list(rows) == ["item+user"] and rows["item+user"] > 0
     # The state contains both kinds of tables.
     file = io.BytesIO()

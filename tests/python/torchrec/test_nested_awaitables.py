@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inner awaitables keep the contract of TorchRec's awaitables, without profiler ranges of their own."""
+"""``NestedAwaitable`` keeps the contract of TorchRec's awaitables, without a profiler range of its own.
+
+It is for an awaitable that is waited for inside the wait of another one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic tables in ``TrainPipelinePEC``, beside static tables in a ``PECEmbeddingCollection``.
 
-PEC is TorchRec's prioritised embedding communication.
+PEC is TorchRec's prioritised embedding communication. A dynamic table is a hash table for arbitrary 64-bit ids.
 """
 
 from __future__ import annotations

@@ -64,6 +64,6 @@ def test_the_installed_versions_are_read_from_modules_or_from_metadata(monkeypat
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", nothing)
-    check_versions(installed_versions())
+    check_versions(installed_versions())  # Now from the modules.
     monkeypatch.setattr(torchrec_versions, "_PACKAGES", {"TorchRec": ("no_such_module", ("no-such-package",))})
     assert installed_versions()["TorchRec"] is None

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training with batches up to a budget: every sample once, also across stops and with other numbers of ranks."""
+"""Training with batches up to a budget: every sample once, also across stops and with other numbers of ranks.
+
+Each rank fills a batch with samples up to ``budget`` tokens, so numbers of samples and of steps vary. With the unit
+"weight" a sample of L tokens counts as L + ``square_weight`` L^2, since attention grows with L^2.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ def budget_config(folder: Path, **sections: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_steps_in_flight_and_resumes_change_nothing(tmp_path: Path, num_ranks: int) -> None:
     folder = make_folder(tmp_path / "log")
+    # Steps in flight are those whose lookups begin before they are due: ``steps_ahead``.
     runs = [Run(config=budget_config(folder, run={"steps_ahead": depth})) for depth in (0, 2)]
     stopped = Run(config=budget_config(folder, run={"max_steps": 3}), out=tmp_path / "out")
     resumed = Run(config=budget_config(folder), out=tmp_path / "out", resume=True)
@@ -43,7 +48,7 @@ def test_a_budget_of_everything_is_one_step_of_the_whole_epoch(tmp_path: Path) -
     fixed = Run(config=make_config(folder, data={"global_batch": 64}))
     alone, reference = train(1, budget, fixed)
     (of_three,) = train(3, budget)
-    assert alone["step"] == of_three["step"] == 2
+    assert alone["step"] == of_three["step"] == 2  # One step for each of two epochs.
     assert most_difference(alone, reference) < 1e-5 and most_difference(of_three, alone) < 1e-5
 
 
@@ -63,6 +68,7 @@ def test_the_fitted_weight_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_square_weight_solves_the_example_of_its_module() -> None:
+    # (tokens, seconds) of a pass: few tokens in short samples, many in short ones, as many in long ones.
     times = ((5_000, 0.007), (10_000, 0.012), (10_000, 0.020))
     assert square_weight(times, short=100, long=2_000) == pytest.approx(0.00044, rel=0.01)
     assert square_weight(((50, 1.0), (100, 2.0), (100, 1.5)), short=4, long=64) == 0, "noise: long ones are cheaper"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float16: small gradients survive, steps that overflow are skipped by all ranks, and the factor adapts."""
+"""float16: small gradients survive, steps that overflow are skipped by all ranks, and the factor adapts.
+
+The factor is the loss scale: losses are multiplied by it, and gradients are divided by it before the update.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def make_tables() -> HashTableCollection:
 
 
 def pass_gradients(tables: HashTableCollection, weight: nn.Parameter, gradient: float) -> None:
+    """Gives each element of row 7 this gradient, and each element of ``weight`` a gradient of 1."""
     rows = tables({"item": (torch.tensor([7]), torch.tensor([1]))})["item"]
     (rows.sum() * gradient + weight.sum()).backward()
 
@@ -33,7 +37,7 @@ def test_gradients_are_divided_and_clipped_by_the_norm_of_all() -> None:
     tables, weight, scaler = make_tables(), nn.Parameter(torch.zeros(2)), LossScaler(enabled=True, factor=8.0)
     pass_gradients(tables, weight, 8.0)
     weight.grad = torch.tensor([8.0, 8.0])
-    assert scaler.prepare_update([weight], [tables], clip_norm=1.0)  # The norm of four ones is 2.
+    assert scaler.prepare_update([weight], [tables], clip_norm=1.0)  # 8 / 8 four times: norm 2.
     tables.optimizer.step()
     assert weight.grad.tolist() == pytest.approx([0.5, 0.5])
     assert tables.rows("items")[1].tolist()[0] == pytest.approx([-0.5, -0.5])
@@ -71,7 +75,7 @@ def set_factor(trainer: Trainer, factor: float) -> None:
 
 
 def test_ranks_skip_the_same_steps(tmp_path: Path) -> None:
-    """The exact model overflows in the first steps, by a factor that float32 cannot hold."""
+    """With a factor of 2^127 gradients overflow even float32 in the first steps; the factor halves until they fit."""
     folder = make_folder(tmp_path / "log", targets=2)
     config = make_config(folder, run={"dtype": "float16"})
     plain, scaled = (

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline prepares later steps at the right time, and changes no result."""
+"""The pipeline prepares later steps at the right time, and changes no result.
+
+Preparing a step means to read its batches, to add up its loss terms over ranks, and to begin its lookups. ``depth`` is
+the number of prepared steps beside the one that computes. ``advance()`` prepares steps up to it.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ class Steps:
     def pipeline(self, depth: int) -> Pipeline:
         return Pipeline(iter(self), device=CPU, count=self._count, start_lookups=self._start, depth=depth)
 
+    # Loss terms of a step. The pipeline adds them up over ranks, here only one: ``totals``.
     def _count(self, step: StepBatch) -> list[int]:
         self.step = step.position.step
         return [self.step, 7]

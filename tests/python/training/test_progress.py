@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of a line of progress: rows and waits of all ranks."""
+"""Figures of a line of progress: rows and waits of all ranks.
+
+Waits are fractions of the time since the last line. ``idle`` is the mean over ranks of the wait for other ranks, in
+exchanges of tables and in reductions. The slowest rank is the one that waits least.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,7 @@ def test_waits_are_means_over_ranks() -> None:
     assert (
         found["slowest_rank"] == 1 and math.isclose(found["idle"], 0.2) and math.isclose(found["exchange_wait"], 0.05)
     )
+    # NaN: the backend does not measure its waits.
     unknown = waits([figures(math.nan, 0.2), figures(math.nan, 0.4)], CPU)
     assert unknown["exchange_wait"] is None and math.isclose(unknown["idle"], 0.3)
     assert waits([figures(0.1, 0.2)], torch.device("cuda"))["idle"] is None

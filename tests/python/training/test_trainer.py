@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training does not depend on how samples are divided, and goes on where it stopped."""
+"""Training does not depend on how samples are divided, and goes on where it stopped.
+
+A step has ``global_batch`` samples (16 here) over all ranks. Each rank divides its samples into micro-batches, whose
+gradients are added up. ``same_bits`` and ``most_difference`` compare all weights and rows after two runs.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +98,7 @@ def test_sigterm_to_one_rank_saves_and_stops_all(tmp_path: Path) -> None:
         Run(config=config, out=out, resume=True),
         Run(config=config),
     )
+    # The other rank learns of the signal when it prepares a step. Steps that are prepared by then are computed.
     assert stopped["result"].stopped and stopped["step"] in (4, 5)
     assert not resumed["result"].stopped and same_bits(resumed, whole)
 
@@ -152,6 +157,8 @@ def test_settings_of_the_optimizer_may_change_at_resume(tmp_path: Path) -> None:
 
 
 class Diverging(ExactModel):
+    """A model with an infinite loss from step 2 on."""
+
     def forward(self, batch: Any, *, seed: int, step: int) -> dict[str, torch.Tensor]:
         losses = super().forward(batch, seed=seed, step=step)
         return losses if step < 2 else losses | {"buy": losses["buy"] * torch.inf}
@@ -189,7 +196,7 @@ def test_evaluation_has_the_same_value_on_any_number_of_ranks(tmp_path: Path) ->
 
 
 class Wrong(ExactModel):
-    """A model with one mistake."""
+    """A model with one mistake: in the names of its losses, or in label, size or sign of its predictions."""
 
     def __init__(self, mistake: str) -> None:
         super().__init__()

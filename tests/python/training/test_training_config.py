@@ -55,10 +55,11 @@ def test_changes_replace_values_of_the_file(path: Path) -> None:
     changes = ["optimizer.lr=0.5", "model.preset=grm_4g", "data.labels=['like']", "model.given={}", "run.epochs = 3"]
     config = TrainingConfig.load(path, changes)
     assert config.optimizer.lr == 0.5 and config.run.epochs == 3 and config.data.labels == ("like",)
-    assert config.model.grm().num_layers == 3 and config.model.grm().dim == 128
+    assert config.model.grm().num_layers == 3 and config.model.grm().dim == 128  # Preset, and file.
 
 
 def test_the_dimension_factor_multiplies_the_embedding_dim(path: Path) -> None:
+    """The preset has embeddings of 64 columns."""
     changes = ["model.preset=grm_110g", "model.dimension_factor=8"]
     assert TrainingConfig.load(path, changes).model.grm().embedding_dim == 8 * 64
 

@@ -36,6 +36,7 @@ def slow_down(trainer: Trainer) -> None:
 
 
 def kill_one_rank(number: int) -> None:
+    """Kills the child process with this index, if it still runs."""
     ranks = sorted(multiprocessing.active_children(), key=lambda process: process.pid or 0)
     if number < len(ranks):
         os.kill(ranks[number].pid or 0, signal.SIGKILL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page at the end of a training."""
+"""report.html, the page that a training writes at its end, and results.jsonl, from which it is made."""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ SMALL = {"dim": 16, "num_heads": 2, "head_dim": 8, "embedding_dim": 4, "max_leng
 
 
 def make_folder(folder: Path, num_rows: int = 64, *, targets: int | None = None) -> Path:
-    """Writes samples. With ``targets`` each has that many, and times in order."""
+    """Writes samples into two files. With ``targets`` each has that many, at the time of its last event.
+
+    Else a sample has 1 to 3 targets, the items to score.
+    """
     rows = make_rows(num_rows)
     if targets is not None:
         draw = np.random.default_rng(5)
@@ -45,7 +48,7 @@ def make_config(folder: Path, **sections: dict[str, Any]) -> TrainingConfig:
         "actions": SCHEMA.actions,
         "labels": SCHEMA.labels,
         "group": "user",
-        "num_streams": 12,
+        "num_streams": 12,  # Ranks share these streams of samples; 1, 2, 3 and 4 ranks get equally many.
     }
     if "balance" not in sections.get("data", {}):
         data["global_batch"] = 16
@@ -102,7 +105,11 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of the trainer. ``before`` gets the trainer right before it runs; ``resume`` continues from ``out``."""
+    """A run of the trainer.
+
+    ``model`` makes the model; None: the one of ``config``. ``out`` is the folder of checkpoints and results.
+    ``before`` gets the trainer right before it runs; ``resume`` continues from ``out``.
+    """
 
     config: TrainingConfig
     out: Path | None = None
@@ -128,7 +135,10 @@ def train_rank(rank: int, send: Callable[[Any], None], *, runs: Sequence[Run]) -
 
 
 def train(num_ranks: int, *runs: Run) -> list[dict[str, Any]]:
-    """Trains on several ranks of this host; returns the state of the whole after each run."""
+    """Trains on several ranks of this host; returns a state for each run.
+
+    A state has the dense weights, the rows of all ranks by (table, id), the step, and the result of rank 0.
+    """
     found: list[Any] = []
     function = partial(train_rank, runs=runs)
     run_ranks(function, num_ranks=num_ranks, timeout_s=200, backend="headway", on_message=found.append)

@@ -33,8 +33,8 @@ inline std::uint32_t shared_address(void const* pointer) {
 /// State of a barrier, in the 8 bytes of its word in shared memory.
 struct BarrierState {
   std::uint64_t phase : 1;
-  std::uint64_t count : 13, pending : 13;
-  std::int64_t bytes : 37;  ///< Announced bytes less arrived ones; negative if they arrive first.
+  std::uint64_t count : 13, pending : 13;  ///< Arrivals of a phase, and those that it still lacks.
+  std::int64_t bytes : 37;                 ///< Announced bytes less arrived ones; negative if they arrive first.
 
   void end_phase_if_complete() {
     if (pending > 0 || bytes != 0) return;
@@ -50,10 +50,12 @@ inline BarrierState& state_of(std::uint64_t* barrier) {
   return *reinterpret_cast<BarrierState*>(barrier);
 }
 
+/// Makes a barrier whose phases take `count` arrivals each.
 inline void mbarrier_init(std::uint64_t* barrier, std::uint32_t count) {
   state_of(barrier) = {.phase = 0, .count = count, .pending = count, .bytes = 0};
 }
 
+/// Announces `num_bytes` bytes without an arrival.
 inline void expect_tx(std::uint64_t* barrier, std::uint32_t num_bytes) { state_of(barrier).bytes += num_bytes; }
 
 /// Announces `num_bytes` bytes, which may be 0, and arrives.

@@ -20,6 +20,8 @@
 // - Operations of a warp meet in Block::meet(): each lane leaves its argument and waits, and the last one computes
 //   the results of all lanes.
 // - Fences do nothing, as one thread of the host runs everything. So a missing fence is not found here.
+//
+// Device code tests HEADWAY_DEVICE_EMULATOR where it uses PTX, and calls the emulation instead.
 #define HEADWAY_DEVICE_EMULATOR 1
 
 #define __global__

@@ -70,7 +70,7 @@ struct Thread {
   char const* waits_for = nullptr;    ///< Name of the awaited event, for error texts.
   bool (*is_ready)(void*) = nullptr;  ///< Condition of the wait, of `ready_argument`; null: does not wait.
   void* ready_argument = nullptr;
-  OperationQueue copies, bulk_stores;
+  OperationQueue copies, bulk_stores;  ///< cp.async, and bulk additions to global memory.
 
   [[nodiscard]] unsigned lane() const { return linear_index % 32; }
 };

@@ -86,7 +86,7 @@ inline void ldmatrix_x4(std::uint32_t (&m)[4], void const* row, bool is_transpos
   this_thread().block->meet(0xffffffffu, "ldmatrix_x4", &mine, ldmatrix_of_warp);
 }
 
-/// Copies `num_bytes` of 16 bytes and sets the rest to 0. @throws KernelError if an address is not aligned.
+/// Copies the first `num_bytes` of 16 bytes and sets the rest to 0. @throws KernelError if an address is not aligned.
 inline void cp_async(void* shared, void const* global, std::uint32_t num_bytes) {
   if ((reinterpret_cast<std::uintptr_t>(shared) | reinterpret_cast<std::uintptr_t>(global)) % 16 != 0) {
     throw KernelError("an asynchronous copy is not 16-byte aligned");

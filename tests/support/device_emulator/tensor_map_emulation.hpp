@@ -23,8 +23,8 @@ namespace headway::device_emulator {
 /// Arguments of cuTensorMapEncodeTiled for a tensor of rank 4 of 16-bit numbers with contiguous columns.
 struct TensorMap {
   std::byte const* data = nullptr;
-  std::array<std::int64_t, 4> size{}, stride_bytes{};
-  std::array<std::int32_t, 4> box{};
+  std::array<std::int64_t, 4> size{}, stride_bytes{};  ///< Elements and distance of each dimension, columns first.
+  std::array<std::int32_t, 4> box{};                   ///< Elements of a copied box, in each dimension.
 };
 
 /// Rows of 128 bytes: XOR of the 16-byte unit (8 per row) with address bits 7 to 9. Rows of 64 bytes: 4 units, bits 7

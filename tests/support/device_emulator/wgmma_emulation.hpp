@@ -32,7 +32,7 @@ struct WgmmaArguments {
   std::uint32_t const* a_registers = nullptr;  ///< A in registers, instead of `a`.
   std::uint64_t b = 0;                         ///< Descriptor of B.
   bool is_a_transposed = false, is_b_transposed = false;
-  bool accumulate = false;
+  bool accumulate = false;  ///< D += A B; else D = A B.
   float (*to_float)(std::uint16_t) = nullptr;
 };
 
