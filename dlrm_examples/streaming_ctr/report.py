@@ -14,7 +14,8 @@ from dlrm_examples.support.text_table import format_table
 # Names of systems with which the others are compared: static tables, and dynamic tables without limits.
 REFERENCE = "static"
 UNLIMITED = "dynamic"
-# Columns of the table of contents: field of TableUse, heading.
+# Columns of the table that shows what tables hold: field of TableUse, heading. Pending ids were looked up too rarely
+# for a row. Refused lookups got no row because of a limit.
 _USE_COLUMNS = {
     "rows": "rows",
     "cold_rows": "in bfloat16",
@@ -27,6 +28,7 @@ _USE_COLUMNS = {
 def report(runs: Sequence[Run]) -> str:
     """Formats the report as text tables. Each has one line per system, with means over the system's seeds."""
     by_system = {name: [run for run in runs if run.name == name] for name in dict.fromkeys(run.name for run in runs)}
+    # Smoothed rates have no tables, so no use.
     trained = {name: of_system for name, of_system in by_system.items() if of_system[0].use is not None}
     parts = [_quality_table(by_system)]
     others = {name: of_system for name, of_system in trained.items() if name != REFERENCE}
@@ -38,7 +40,7 @@ def report(runs: Sequence[Run]) -> str:
 
 
 def _metrics(run: Run) -> list[tuple[str, str]]:
-    """Returns the pairs of a label (of the examples) and a metric. GAUC is left out if the log has no users."""
+    """Returns the pairs of a label (of the examples) and a metric. GAUC is left out if the data set has no users."""
     return [
         (label, metric)
         for label, quality in run.quality.items()

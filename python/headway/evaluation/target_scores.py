@@ -26,10 +26,11 @@ class LabelQuality(NamedTuple):
 
     Attributes:
         auc: over all targets.
-        gauc, gauc_by_clicks, gauc_unweighted: mean AUC of users, weighted by impressions, by clicks, and not.
+        gauc, gauc_by_clicks, gauc_unweighted: mean AUC of users, weighted by a user's targets (impressions), by
+            its positive ones (clicks), and not.
         normalized_entropy: cross entropy over that of the mean rate.
         num_targets, num_positive: numbers of targets.
-        reason: why a metric is None.
+        reason: a sentence; None if all metrics are defined.
     """
 
     auc: float | None
@@ -46,7 +47,7 @@ class TargetScores:
     """Collects the scores of a rank.
 
     Args:
-        labels: names of the labels.
+        labels: keys that ``add()`` finds in scores and labels.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:

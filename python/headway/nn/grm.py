@@ -11,7 +11,8 @@ underflow.
 Invariants: no logit depends on a label. A target does not see other targets. Losses are sums over targets, so they may
 be added over micro-batches and ranks.
 Complexity: see ``GRM.flops()``.
-Source: MTGRBoost, equations 1 to 4 and table 1; CTCVR is that of ESMM (Ma et al. 2018).
+Source: MTGRBoost (Meituan 2025), equations 1 to 4 and table 1. The product s(a) s(b), called CTCVR, is that of ESMM
+(Ma et al. 2018).
 
 Shapes: N targets, T tokens, E columns, K tasks.
 """
@@ -50,7 +51,7 @@ class GRMConfig:
         position_bias, num_time_buckets: relative biases of the attention.
         dropout: probability of dropout in HSTU layers.
         wide: add a linear function of the target's embeddings to each logit, beside the stack (Cheng et al. 2016). It
-            learns rates of ids fast.
+            learns fast how often a single id is clicked.
     """
 
     dim: int = 64
@@ -110,7 +111,7 @@ class GRM(nn.Module):
     """The model. It has the interface of ``headway.training.TrainableModel``.
 
     Args:
-        config: sizes.
+        config: sizes and options.
         schema: features and labels of a sample.
         optimizer: optimizer of the tables.
         tables: name of the table of each feature; others have a table of their own name.
@@ -157,7 +158,7 @@ class GRM(nn.Module):
         self.heads = nn.Parameter(torch.empty(len(schema.labels), config.dim))
         self.head_bias = nn.Parameter(torch.zeros(len(schema.labels)))
         nn.init.normal_(self.heads, std=config.dim**-0.5)
-        width = config.embedding_dim * len(schema.events)
+        width = config.embedding_dim * len(schema.events)  # A target has these features.
         self.wide = nn.Linear(width, len(schema.labels), bias=False) if config.wide else None
         self.to(self.encoder.tables.device)
 

@@ -37,7 +37,7 @@ class TrainableModel(Protocol):
     def __call__(self, batch: SampleBatch, *, seed: int, step: int) -> Mapping[str, Tensor]:
         """Returns the sum of the losses of each head, (). The batch may have no samples.
 
-        ``seed`` (``run.seed``) and ``step`` determine random choices such as dropout.
+        ``seed`` (``run.seed`` of the configuration) and ``step`` determine random choices such as dropout.
         """
         ...
 

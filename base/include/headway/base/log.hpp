@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-// Log records for operators: few, at events such as a connection or a failure, never per exchange. log() only queues a
-// record. A thread of its own writes it to stderr or passes it to the program's callback, so a record may be logged
-// under any lock. log.cpp explains the delivery.
+// Log records for the people who run a job: few, at events such as a connection or a failure, never per exchange. log()
+// only queues a record. A thread of its own writes it to stderr or passes it to the program's callback, so a record may
+// be logged under any lock. log.cpp explains the delivery.
 //
 // C++ programs set the least level with HEADWAY_LOG=warning (default), info or debug. In Python, headway passes all
 // records to the loggers "headway.<subsystem>", whose levels decide.
@@ -18,7 +18,7 @@ namespace headway::base {
 /// Importance of a record. The numbers are those of Python's logging.
 enum class LogLevel : int { kDebug = 10, kInfo = 20, kWarning = 30 };
 
-/// One event.
+/// One event, as a callback receives it.
 struct LogRecord {
   LogLevel level = LogLevel::kInfo;
   std::string subsystem;  ///< "bootstrap", "device", "group", "progress" or "log".

@@ -22,7 +22,7 @@ constexpr BlockKernels<Element> table_of(char const* instruction_set) {
           .compute_p = compute_p<Real>,
           .compute_p_and_ds = compute_p_and_ds<Real>,
           .load = load,
-          .load_deep = load_deep,
+          .load_deep = load_deep,  // Layouts: block_kernels.hpp.
           .store = store,
           .transpose = transpose<Element>};
 }
