@@ -2,8 +2,8 @@
 """Model of an all-to-all over RDMA on N nodes. Nothing here is measured on RDMA hardware.
 
 Idea: the host thread works through messages and copies one after the other, while the port sends and receives the
-bytes. An exchange takes the longer of the two. k (``max_lag``) bounds how many exchanges a rank may run ahead of its peers. A
-blocking exchange (k = 0) adds the latency of one message; k > 0 hides it. A message of s bytes takes
+bytes. An exchange takes the longer of the two. k (``max_lag``) bounds how many exchanges a rank may run ahead of its
+peers. A blocking exchange (k = 0) adds the latency of one message; k > 0 hides it. A message of s bytes takes
 ``latency + s / bandwidth`` alone and ``overhead + s / bandwidth`` in a stream. This is LogGP with o and g merged into
 one overhead.
 

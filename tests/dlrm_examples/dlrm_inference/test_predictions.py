@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predictions are bit-identical for every bound and backend, and equal those of one process.
 
-k is the bound ``max_lag``: how many exchanges a rank may run ahead of the slowest peer. ``sync`` ends each exchange in the step that starts it.
+k is the bound ``max_lag``: how many exchanges a rank may run ahead of the slowest peer. ``sync`` ends each
+exchange in the step that starts it.
 With ``pool_at_receiver`` the owner of a table sends all rows of a bag, and the receiver sums them.
 """
 
