@@ -35,6 +35,7 @@ from benchmarks.harness.pairing import median_interval
 from benchmarks.harness.plots import Panel, split_panels
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.triton_kernels import import_attention_kernels
 from dlrm_examples.support.text_table import format_ratio, format_table, format_time
 
 DESCRIPTION = "HSTU attention over jagged sequences, forward and backward, against plain PyTorch or Triton"
@@ -198,18 +199,7 @@ def _make_bias(kind: str, longest: int, tokens: int, device: str) -> dict[str, T
 
 def _import_triton(folder: Path) -> dict[str, Attention]:
     """Imports Triton's kernels; returns every form of them by the name of its system."""
-    sys.path.insert(0, str(folder))
-    try:
-        import triton.language
-
-        # Newer Triton compilers look up these names even in branches that are not taken.
-        for name in ("_experimental_descriptor_load", "_experimental_descriptor_store"):
-            if not hasattr(triton.language, name):
-                setattr(triton.language, name, None)
-        from generative_recommenders.common import set_static_max_seq_lens
-        from generative_recommenders.ops.triton.triton_hstu_attention import triton_hstu_mha
-    except ImportError as error:
-        raise BenchmarkError(f"Triton's kernels cannot be imported from {folder}: {error}") from error
+    triton_hstu_mha, set_static_max_seq_lens = import_attention_kernels(folder)
 
     def make_form(number: int, options: dict[str, bool]) -> Attention:
         def attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, *, max_length: int, alpha: float) -> Tensor:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.managed_collisions import make_managed_collisions, shard_managed_collisions
 
 HEADWAY, UNLIMITED = "headway", "headway_unlimited"  #: Dynamic tables with and without a limit on their rows.
 TORCHREC = "torchrec_mch"
@@ -144,54 +145,17 @@ def _make_headway(options: ModelOptions, *, is_limited: bool) -> Any:
 
 
 def _make_torchrec(options: ModelOptions, *, has_dedup: bool) -> Any:
-    from torchrec import EmbeddingCollection
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
-    from torchrec.distributed.mc_modules import ManagedCollisionCollectionSharder
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-    from torchrec.distributed.types import ShardingEnv, ShardingPlan
-    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
-    from torchrec.modules.mc_modules import (
-        DistanceLFU_EvictionPolicy,
-        ManagedCollisionCollection,
-        MCHManagedCollisionModule,
-    )
     from torchrec.optim import RowWiseAdagrad
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-    config = _config(options)
-    slots = MCHManagedCollisionModule(
-        zch_size=options.slots,
-        device=options.device,
-        eviction_policy=DistanceLFU_EvictionPolicy(),
+    module = make_managed_collisions(
+        [_config(options)],
+        torch.optim.Adam if options.optimizer == "adam" else RowWiseAdagrad,
+        {"lr": _LR, "eps": _EPS},
         eviction_interval=options.eviction_interval,
-        # Ranks own ranges of ids. With the default range of 2^63, the first half of the ranks would own all ids.
-        input_hash_size=1 << ID_BITS,
-    )
-    module = ManagedCollisionEmbeddingCollection(
-        EmbeddingCollection(tables=[config], device=torch.device("meta")),
-        ManagedCollisionCollection({_TABLE: slots}, [config]),
-        allow_in_place_embed_weight_update=True,
-    )
-    kind = torch.optim.Adam if options.optimizer == "adam" else RowWiseAdagrad
-    weights = module._embedding_module.parameters()
-    apply_optimizer_in_backward(kind, weights, {"lr": _LR, "eps": _EPS})
-    sharder = ManagedCollisionEmbeddingCollectionSharder(
-        ec_sharder=EmbeddingCollectionSharder(use_index_dedup=has_dedup), mc_sharder=ManagedCollisionCollectionSharder()
-    )
-    plan = construct_module_sharding_plan(
-        module,
-        {_TABLE: row_wise(compute_kernel="fused")},
-        sharder=sharder,
-        local_size=options.group.size(),
-        world_size=options.group.size(),
-        device_type=options.device.type,
-    )
-    return DistributedModelParallel(
-        SequenceModel(module, options),
-        env=ShardingEnv.from_process_group(options.group),
+        num_ids=1 << ID_BITS,
         device=options.device,
-        plan=ShardingPlan({"embeddings": plan}),
-        sharders=[sharder],
+    )
+    model = SequenceModel(module, options)
+    return shard_managed_collisions(
+        model, "embeddings", has_dedup=has_dedup, group=options.group, device=options.device
     )

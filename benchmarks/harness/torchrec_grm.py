@@ -10,7 +10,6 @@ begins its exchanges while the one before computes. Batches are joined before, i
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,17 +21,18 @@ import torch.distributed as dist
 from headway import reference
 from headway.data import SampleBatch
 from headway.nn import MMoE
-from headway.nn.grm import GRMConfig
+from headway.nn.grm import GRMConfig, log_product
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.managed_collisions import make_managed_collisions, shard_managed_collisions
+from benchmarks.harness.triton_kernels import import_attention_kernels
 
 _EVICTION_INTERVAL = 10  #: Batches after which managed collisions reassign their rows.
 _MOST_IDS = 1 << 54  #: Ids of a table; removal of duplicates needs a sum below 2^63 over all tables.
 _ACTION = "action"  #: Feature of the history alone; the others are of all events.
 
-#: softmax-free attention: (q, k, v, offsets, num_targets, max_length) -> (T, heads, columns)
+#: Attention without softmax: (q, k, v, offsets, num_targets, max_length) -> (T, heads, columns)
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -103,18 +103,7 @@ def import_attention(folder: Path, *, has_tma: bool, is_sorted: bool, longest: i
     Raises:
         BenchmarkError: they cannot be imported.
     """
-    sys.path.insert(0, str(folder))
-    try:
-        import triton.language
-
-        # Newer Triton compilers look up these names even in branches that are not taken.
-        for name in ("_experimental_descriptor_load", "_experimental_descriptor_store"):
-            if not hasattr(triton.language, name):
-                setattr(triton.language, name, None)
-        from generative_recommenders.common import set_static_max_seq_lens
-        from generative_recommenders.ops.triton.triton_hstu_attention import triton_hstu_mha
-    except ImportError as error:
-        raise BenchmarkError(f"Triton's kernels cannot be imported from {folder}: {error}") from error
+    triton_hstu_mha, set_static_max_seq_lens = import_attention_kernels(folder)
 
     def attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, num_targets: Tensor, max_length: int) -> Tensor:
         return triton_hstu_mha(
@@ -214,9 +203,7 @@ class _Dense(nn.Module):
                 x = layer(x, batch)
             logits = (self.mmoe(x[batch.targets]) * self.heads).sum(2).float()
         click, buy = logits.unbind(1)
-        yes, no = functional.logsigmoid(click), functional.logsigmoid(-click)
-        no_buy = torch.logaddexp(no, yes + functional.logsigmoid(-buy))
-        yes_buy = yes + functional.logsigmoid(buy)
+        (yes, no), (yes_buy, no_buy) = log_product([click]), log_product([buy, click])
         clicked, bought = batch.labels.unbind(1)
         loss = -(clicked * yes + (1 - clicked) * no + bought * yes_buy + (1 - bought) * no_buy).mean()
         return loss, logits.detach()
@@ -256,24 +243,28 @@ class TorchRecPeer:
         group: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
-        from torchrec.distributed.model_parallel import DistributedModelParallel
-        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+        from torchrec import EmbeddingConfig
         from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-        from torchrec.distributed.types import ShardingEnv, ShardingPlan
+        from torchrec.optim import RowWiseAdagrad
         from torchrec.streamable import Pipelineable
 
         Pipelineable.register(PeerBatch)
         torch.manual_seed(0)
-        module, sharder = _managed_collisions(config, slots, device, has_dedup)
-        plan = construct_module_sharding_plan(
-            module, {name: row_wise(compute_kernel="fused") for name in slots}, sharder=sharder,
-            local_size=group.size(), world_size=group.size(), device_type=device.type,
-        )  # fmt: skip
-        self.model = DistributedModelParallel(
-            _Model(module, _Dense(config, list(slots), num_labels, attention).to(device)),
-            env=ShardingEnv.from_process_group(group), device=device, plan=ShardingPlan({"embeddings": plan}),
-            sharders=[sharder],
-        )  # fmt: skip
+        tables = make_managed_collisions(
+            [
+                EmbeddingConfig(
+                    name=name, embedding_dim=config.embedding_dim, num_embeddings=rows, feature_names=[name]
+                )
+                for name, rows in slots.items()
+            ],
+            torch.optim.Adam if device.type == "cuda" else RowWiseAdagrad,  # FBGEMM has no Adam on a CPU.
+            {"lr": 1e-3},
+            eviction_interval=_EVICTION_INTERVAL,
+            num_ids=_MOST_IDS,
+            device=device,
+        )
+        model = _Model(tables, _Dense(config, list(slots), num_labels, attention).to(device))
+        self.model = shard_managed_collisions(model, "embeddings", has_dedup=has_dedup, group=group, device=device)
         dense = [each for name, each in self.model.named_parameters() if "dense." in name]
         optimizer = torch.optim.AdamW(dense, lr=1e-3, fused=device.type == "cuda")
         self._pipeline = TrainPipelineSparseDist(self.model, optimizer, device, execute_all_batches=True)
@@ -286,43 +277,3 @@ class TorchRecPeer:
             except StopIteration:
                 return
             yield
-
-
-def _managed_collisions(
-    config: GRMConfig, slots: dict[str, int], device: torch.device, has_dedup: bool
-) -> tuple[Any, Any]:
-    from torchrec import EmbeddingCollection, EmbeddingConfig
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
-    from torchrec.distributed.mc_modules import ManagedCollisionCollectionSharder
-    from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
-    from torchrec.modules.mc_modules import (
-        DistanceLFU_EvictionPolicy,
-        ManagedCollisionCollection,
-        MCHManagedCollisionModule,
-    )
-    from torchrec.optim import RowWiseAdagrad
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-
-    configs = [
-        EmbeddingConfig(name=name, embedding_dim=config.embedding_dim, num_embeddings=rows, feature_names=[name])
-        for name, rows in slots.items()
-    ]
-    collisions = {
-        name: MCHManagedCollisionModule(
-            zch_size=rows, device=device, eviction_policy=DistanceLFU_EvictionPolicy(),
-            eviction_interval=_EVICTION_INTERVAL, input_hash_size=_MOST_IDS,
-        )
-        for name, rows in slots.items()
-    }  # fmt: skip
-    module = ManagedCollisionEmbeddingCollection(
-        EmbeddingCollection(tables=configs, device=torch.device("meta")),
-        ManagedCollisionCollection(collisions, configs),
-        allow_in_place_embed_weight_update=True,
-    )
-    kind = torch.optim.Adam if device.type == "cuda" else RowWiseAdagrad  # FBGEMM has no Adam on a CPU.
-    apply_optimizer_in_backward(kind, module._embedding_module.parameters(), {"lr": 1e-3})
-    sharder = ManagedCollisionEmbeddingCollectionSharder(
-        ec_sharder=EmbeddingCollectionSharder(use_index_dedup=has_dedup), mc_sharder=ManagedCollisionCollectionSharder()
-    )
-    return module, sharder

@@ -228,7 +228,7 @@ class GRM(nn.Module):
     def _log_probabilities(self, logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Returns log p and log(1 - p) of each label, (N,) each."""
         columns = dict(zip(self.schema.labels, logits.unbind(1), strict=True))
-        return {name: _log_product([columns[each] for each in chain]) for name, chain in self._chains.items()}
+        return {name: log_product([columns[each] for each in chain]) for name, chain in self._chains.items()}
 
 
 def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:
@@ -250,7 +250,7 @@ def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[s
     return chains
 
 
-def _log_product(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def log_product(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Returns log p and log(1 - p) for the product p of probabilities.
 
     With q_i = 1 - p_i, 1 - p_1 p_2 = q_1 + p_1 q_2, whose terms are all positive: no digits cancel.
