@@ -62,7 +62,7 @@ class Chunk:
         offsets: (N + 1,) int64 by list column, from 0; equal for all columns of history events, and for all of targets
             and labels.
         values: flat values of each list column.
-        is_truncated: (N,) bool, rows whose oldest events were dropped.
+        is_truncated: (N,) bool, rows whose oldest events were dropped; None: none of them.
     """
 
     first_row: int
@@ -70,7 +70,7 @@ class Chunk:
     context: Mapping[str, Integers]
     offsets: Mapping[str, Integers]
     values: Mapping[str, Integers]
-    is_truncated: npt.NDArray[np.bool_]
+    is_truncated: npt.NDArray[np.bool_] | None
 
 
 class ParquetFolder:
@@ -205,17 +205,19 @@ class ParquetFolder:
 
     def _limit_events(
         self, lists: dict[str, tuple[Integers, Integers]], group: RowGroup, first: int
-    ) -> npt.NDArray[np.bool_]:
-        """Drops the oldest events of samples that are too long from ``lists``; returns which ones were, (N,).
+    ) -> npt.NDArray[np.bool_] | None:
+        """Drops the oldest events of samples that are too long from ``lists``; returns which ones were, (N,), or None.
 
         Example: at most 3 events, a history [a, b, c] and a target: [b, c] is left.
         """
+        most = self._max_events
+        if most is None:
+            return None
         offsets, target_offsets = lists[self.schema.events[0]][0], lists[TARGET + self.schema.events[0]][0]
         lengths, targets = np.diff(offsets), np.diff(target_offsets)
-        most = self._max_events
-        is_long = np.zeros(len(lengths), bool) if most is None else lengths + targets > most
-        if most is None or not is_long.any():
-            return is_long
+        is_long = lengths + targets > most
+        if not is_long.any():
+            return None
         wrong = is_long if self._too_long == "raise" else targets > most
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])

@@ -114,7 +114,11 @@ def collate(slices: Sequence[Slice], schema: SampleSchema) -> SampleBatch:
         times=None if schema.time is None else of_events(schema.time),
         labels={name: targets.values(name).float() for name in schema.labels},
         max_tokens=int((histories.lengths + targets.lengths).max()) if slices else 0,
-        num_truncated=sum(int(each.chunk.is_truncated[each.begin : each.end].sum()) for each in slices),
+        num_truncated=sum(
+            int(each.chunk.is_truncated[each.begin : each.end].sum())
+            for each in slices
+            if each.chunk.is_truncated is not None
+        ),
     )
 
 
