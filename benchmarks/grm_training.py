@@ -11,8 +11,9 @@ Shapes: ``grm_4g`` and ``grm_110g`` are the model sizes of the MTGRBoost paper; 
 samples whose lengths follow a Zipf law of exponent 1.2, up to 4,096. ``dlrm_v4`` is that of MLPerf Training 6.1: 3
 layers, 512 columns, 4 heads of 128, up to 4,096 events.
 
-With ``--torchrec`` TorchRec trains the same shapes on the same samples in the same run, on a GPU with the Triton kernels
-of the checkout ``--generative-recommenders`` (harness/torchrec_grm.py). It gets its batches from memory, joined before.
+With ``--torchrec`` TorchRec trains the same shapes on the same samples in the same run (harness/torchrec_grm.py). On a
+GPU it uses the Triton kernels of the checkout ``--generative-recommenders``. It gets its batches from memory, joined
+before.
 """
 
 from __future__ import annotations
