@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from headway.training import LossError
 
 from dlrm_examples.next_item.command_line import make_parser, settings_of
 from dlrm_examples.next_item.evaluation import evaluate, popularity_scores
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _run(options)
-    except (DataError, ValueError, OSError) as error:
+    except (DataError, LossError, ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

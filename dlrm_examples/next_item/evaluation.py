@@ -44,7 +44,7 @@ def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
     @torch.no_grad()
     def score(batch: Batch) -> Tensor:
         model.eval()
-        return model(batch)[batch.last_tokens()] @ model.candidates().T
+        return model.predict(batch)[batch.last_tokens()] @ model.candidates().T
 
     return score
 

@@ -18,6 +18,8 @@ from dlrm_examples.next_item.sasrec import SASRec
 from dlrm_examples.next_item.settings import ModelName, ModelSettings
 
 Attention = Literal["kernel", "reference"]
+HEAD = "next item"
+"""Name of the loss."""
 
 
 class NextItemModel(nn.Module):
@@ -33,7 +35,24 @@ class NextItemModel(nn.Module):
         self.encoder = _encoder(name, settings, attention)
         self.temperature = settings.temperature
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, negatives: Tensor | None = None) -> dict[str, Tensor]:
+        """Returns the sum of the losses of all tokens, (): the softmax cross entropy of the next item.
+
+        Args:
+            batch: training batch.
+            negatives: (K,) int64 items that the next one is compared with, for all tokens; None: all items.
+        """
+        predicted = self.predict(batch)
+        if negatives is None:
+            logits, wanted = predicted @ self.candidates().T, batch.next_items
+        else:
+            positive = (predicted * self.candidates(batch.next_items)).sum(1, keepdim=True)
+            is_positive = batch.next_items[:, None] == negatives
+            others = (predicted @ self.candidates(negatives).T).masked_fill(is_positive, float("-inf"))
+            logits, wanted = torch.cat([positive, others], dim=1), torch.zeros_like(batch.next_items)
+        return {HEAD: functional.cross_entropy(logits / self.temperature, wanted, reduction="sum")}
+
+    def predict(self, batch: Batch) -> Tensor:
         """Predicts the embedding of the next item of each token: (T, E), L2-normalised."""
         x = self.items(batch.items) + self.positions(batch.positions)
         return functional.normalize(self.encoder(self.dropout(x), batch.sequences), dim=1)
@@ -41,23 +60,6 @@ class NextItemModel(nn.Module):
     def candidates(self, items: Tensor | None = None) -> Tensor:
         """Embeddings of ``items`` (K,), or of all items: (K, E), L2-normalised."""
         return functional.normalize(self.items.weight if items is None else self.items(items), dim=1)
-
-    def loss(self, batch: Batch, negatives: Tensor | None) -> Tensor:
-        """Softmax cross entropy of the next item against negatives, mean over tokens.
-
-        Args:
-            batch: training batch.
-            negatives: (K,) int64 items shared by the whole batch; None: all items.
-        """
-        predicted = self(batch)
-        if negatives is None:
-            return functional.cross_entropy(predicted @ self.candidates().T / self.temperature, batch.next_items)
-        positive = (predicted * self.candidates(batch.next_items)).sum(1, keepdim=True)
-        others = (predicted @ self.candidates(negatives).T).masked_fill(
-            batch.next_items[:, None] == negatives, float("-inf")
-        )
-        logits = torch.cat([positive, others], dim=1) / self.temperature
-        return functional.cross_entropy(logits, torch.zeros_like(batch.next_items))
 
 
 def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> nn.Module:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from headway.evaluation.full_ranking import Quality
+from headway.training import TrainStep
 
 from dlrm_examples.next_item.batches import Batch, training_batches
 from dlrm_examples.next_item.evaluation import evaluate, model_scores
 from dlrm_examples.next_item.histories import Histories
-from dlrm_examples.next_item.model import Attention, NextItemModel
+from dlrm_examples.next_item.model import HEAD, Attention, NextItemModel
 from dlrm_examples.next_item.settings import ModelName, ModelSettings, TrainingSettings
 
 
@@ -90,10 +91,11 @@ def steps(
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    train_step = TrainStep(model, optimizer=optimizer)
     for _ in range(settings.epochs):
         model.train()
         yield [
-            _step(model, optimizer, batch, settings.num_negatives, generator)
+            _mean_loss(train_step, batch, _draw_negatives(model, settings, generator))
             for batch in training_batches(
                 histories,
                 max_length=model_settings.max_length,
@@ -105,19 +107,16 @@ def steps(
         schedule.step()
 
 
-def _step(
-    model: NextItemModel,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    num_negatives: int,
-    generator: torch.Generator,
-) -> float:
-    negatives = None
-    if num_negatives:
-        drawn = torch.randint(model.items.num_embeddings, (num_negatives,), generator=generator)
-        negatives = drawn.to(batch.items.device)
-    loss = model.loss(batch, negatives)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+def _mean_loss(train_step: TrainStep, batch: Batch, negatives: torch.Tensor | None) -> float:
+    """Trains on a batch; returns the mean loss of its tokens."""
+    num_tokens = len(batch.next_items)
+    return train_step([batch], {HEAD: num_tokens}, options=[{"negatives": negatives}])[HEAD] / num_tokens
+
+
+def _draw_negatives(
+    model: NextItemModel, settings: TrainingSettings, generator: torch.Generator
+) -> torch.Tensor | None:
+    if not settings.num_negatives:
+        return None
+    drawn = torch.randint(model.items.num_embeddings, (settings.num_negatives,), generator=generator)
+    return drawn.to(model.items.weight.device)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from headway.comm.rank_processes import COLLECTIVE_TIMEOUT, RankFailedError
 from headway.embedding import CheckpointError
+from headway.training import LossError
 
 from dlrm_examples.streaming_ctr.command_line import make_parser, systems_of
 from dlrm_examples.streaming_ctr.data.read_log import read_log
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _started_ranks() as group:
             _run(options, group)
-    except (CheckpointError, DataError, RankFailedError, ValueError, OSError) as error:
+    except (CheckpointError, DataError, LossError, RankFailedError, ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

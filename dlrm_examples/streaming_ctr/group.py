@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
@@ -37,15 +35,3 @@ def all_gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
     values: list[Any] = [None] * group.size()
     dist.all_gather_object(values, value, group=group)
     return values
-
-
-def all_reduce_gradients(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """All-reduces (sums) the gradients of ``parameters`` in one call. Every rank must have the same gradients set."""
-    if group is None:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    sums = torch.split(flat, [gradient.numel() for gradient in gradients])
-    for gradient, total in zip(gradients, sums, strict=True):
-        gradient.copy_(total.view_as(gradient))

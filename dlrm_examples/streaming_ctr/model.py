@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from torch.nn import functional
 
 from dlrm_examples.streaming_ctr.tables import Tables
-from dlrm_examples.support.data.log import Feature, Jagged
+from dlrm_examples.support.data.log import Batch, Feature, Jagged
+
+HEAD = "labels"
+"""Name of the one loss, which all labels share."""
 
 
 class SharedBottom(torch.nn.Module):
@@ -39,3 +43,15 @@ class SharedBottom(torch.nn.Module):
         inputs = torch.cat([pooled[name] for name in self._names], dim=1)
         logits: torch.Tensor = self._mlp(inputs) + self._linear(inputs)
         return logits
+
+
+class LabelLoss(torch.nn.Module):
+    """The sum of the cross entropies of all labels and examples of a batch, for ``headway.training.TrainStep``."""
+
+    def __init__(self, model: SharedBottom, tables: Tables) -> None:
+        super().__init__()
+        self._model, self._tables = model, tables
+
+    def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
+        logits = self._model(batch.features, self._tables)
+        return {HEAD: functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}

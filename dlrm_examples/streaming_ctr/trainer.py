@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from headway.training import TrainStep
 
-from dlrm_examples.streaming_ctr.group import all_gather, all_reduce_gradients, slice_of
-from dlrm_examples.streaming_ctr.model import SharedBottom
+from dlrm_examples.streaming_ctr.group import all_gather, slice_of
+from dlrm_examples.streaming_ctr.model import HEAD, LabelLoss, SharedBottom
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings
 from dlrm_examples.support.data.log import Log
 
@@ -81,6 +81,12 @@ class Trainer:
             seed=settings.tables.seed,
         )
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.dense_lr)
+        self._train_step = TrainStep(
+            LabelLoss(self._model, tables),
+            optimizer=self._optimizer,
+            tables=(),  # Their updates differ by kind: see Tables.step().
+            group=group,
+        )
         self.num_seen = 0
         """Examples trained on so far, all epochs together."""
 
@@ -103,12 +109,7 @@ class Trainer:
     def _step(self, begin: int, end: int) -> None:
         """Trains on one batch. Losses and gradients of the ranks sum to those of the batch mean."""
         batch = self._log.batch(*slice_of(begin, end, self._group))
-        logits = self._model(batch.features, self._tables)
-        loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        self._optimizer.zero_grad()
-        (loss / ((end - begin) * logits.shape[1])).backward()
-        all_reduce_gradients(self._model.parameters(), self._group)
-        self._optimizer.step()
+        self._train_step([batch], {HEAD: (end - begin) * batch.labels.shape[1]})
         self._tables.step()
 
     @torch.no_grad()

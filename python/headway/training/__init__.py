@@ -21,12 +21,14 @@ from headway.training.gradients import TrainableModel, loss_of, sum_gradients
 from headway.training.loss_scaling import LossScaler
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import Progress, TrainingResult
+from headway.training.train_step import LossError, TrainStep
 from headway.training.trainer import Trainer
 
 __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",
+    "LossError",
     "LossScaler",
     "ModelConfig",
     "OptimizerConfig",
@@ -34,6 +36,7 @@ __all__ = [
     "PreparedStep",
     "Progress",
     "RunConfig",
+    "TrainStep",
     "TrainableModel",
     "Trainer",
     "TrainingConfig",

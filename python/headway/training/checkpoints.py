@@ -45,6 +45,7 @@ class Manifest:
         num_ranks: ranks that wrote it.
         fingerprint: of the data; see ``ParquetFolder.fingerprint``.
         config: all settings.
+        budget: most tokens of a micro-batch, set or measured; 0: not used.
         square_weight: w, set or fitted; a sample of L tokens costs L + w L^2 (``headway.data.Budget``). None: not used.
     """
 
@@ -54,6 +55,7 @@ class Manifest:
     fingerprint: str
     config: dict[str, Any]
     square_weight: float | None = None
+    budget: int = 0
 
     def expect_same_training(self, path: Path, config: TrainingConfig, fingerprint: str) -> None:
         """Checks that model, data and seed are those of the checkpoint at ``path``.
@@ -63,7 +65,14 @@ class Manifest:
         """
         found = differences(self.config, config.as_dict(), sections=("data", "model"))
         # The space after data.budget keeps a change of data.budget_unit from being ignored.
-        ignored = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ")
+        ignored = (
+            "data.train",
+            "data.evaluation",
+            "data.read_ahead",
+            "data.micro_batches",
+            "data.budget ",
+            "data.budget_memory",
+        )
         found = [each for each in found if not each.startswith(ignored)]
         if self.config["run"]["seed"] != config.run.seed:
             found.append(f"run.seed is {config.run.seed}, and was {self.config['run']['seed']}")

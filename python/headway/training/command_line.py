@@ -27,13 +27,14 @@ from headway.evaluation import LabelQuality
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import ConfigError, TrainingConfig
 from headway.training.progress import TrainingResult
-from headway.training.trainer import LossError, Trainer, format_ranks
+from headway.training.train_step import LossError
+from headway.training.trainer import BatchMemoryError, Trainer, format_ranks
 
 _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on generated logs"
 #: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
 _NO_LIMIT_S = 1e9
 
-_ERRORS = (ConfigError, DataError, TrainingCheckpointError, LossError, RankFailedError)
+_ERRORS = (ConfigError, DataError, TrainingCheckpointError, LossError, BatchMemoryError, RankFailedError)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,10 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
 def _describe_steps(trainer: Trainer) -> str:
     data = trainer.config.data
     if data.balance == "budget":
-        return f"batches of up to {data.budget:,} {'tokens' if data.budget_unit == 'tokens' else 'weighted tokens'}"
+        unit = "tokens" if data.budget_unit == "tokens" else "weighted tokens"
+        return (
+            f"batches of up to {data.budget:,} {unit}" if data.budget else f"batches of a number of {unit} to measure"
+        )
     return f"{trainer.num_steps:,} steps of {data.global_batch}"
 
 

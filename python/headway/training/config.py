@@ -42,7 +42,9 @@ class DataConfig:
         balance: ``none``: a step has ``global_batch`` samples. ``budget``: each rank fills its batches up to
             ``budget``, so they take about the same time; see ``headway.data.BudgetReader``.
         global_batch: samples of a step, over all ranks; not with a budget. Default: ``DEFAULT_BATCH``.
-        budget: most tokens of a micro-batch of a rank, contextual ones included.
+        budget: most tokens of a micro-batch of a rank, contextual ones included; 0: measured on the device before the
+            first step (``headway.training.budget_tuning``).
+        budget_memory: largest part of the device's memory that a measured budget may use.
         budget_unit: ``tokens``, or ``weight``: a sample of L tokens counts as L + ``square_weight`` L^2.
         square_weight: cost of attention over that of the rest, per token; 0: measured on the device before the first
             step.
@@ -66,6 +68,7 @@ class DataConfig:
     balance: Literal["none", "budget"] = "none"
     global_batch: int | None = None
     budget: int = 0
+    budget_memory: float = 0.9
     budget_unit: Literal["tokens", "weight"] = "tokens"
     square_weight: float = 0.0
     micro_batches: int = 1
@@ -320,7 +323,9 @@ class TrainingConfig:
             if data.budget or data.square_weight or data.budget_unit != "tokens":
                 raise ConfigError('data.budget, budget_unit and square_weight need data.balance = "budget"')
             return
-        _expect_from(1, "data.budget", data.budget)
+        _expect_from(0, "data.budget", data.budget)
+        if not 0 < data.budget_memory <= 1:
+            raise ConfigError(f"data.budget_memory must be above 0 and at most 1, not {data.budget_memory}")
         if data.global_batch is not None:
             raise ConfigError('data.global_batch contradicts data.balance = "budget": use data.budget')
         if data.order != "shuffled":

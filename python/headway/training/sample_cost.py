@@ -8,67 +8,40 @@ Three passes give w: half of T short tokens, all of T in short samples, and all 
 Example: 10,000 tokens take 12 ms in samples of 100 tokens and 20 ms in samples of 2,000; 5,000 tokens in short samples
 take 7 ms. Then c is 2 ms, so a (1 + 100 w) is 1 us and a (1 + 2,000 w) is 1.8 us, and w is 0.00044.
 
-Invariants: no row is inserted, and nothing is learned. All ranks make the same passes, since lookups exchange keys, and
-all take the largest w.
+Invariants: all ranks take the largest w of any.
 Source: MTGRBoost, algorithm 1, counts tokens. The square term is that of causal attention.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
-from headway.data.sample_batch import SampleBatch
-from headway.data.schema import SampleSchema
-from headway.embedding import HashTableCollection
-from headway.training.gradients import loss_of
+from headway.training.trial_passes import TrialPasses
 
-_WARMUPS, _ROUNDS = 2, 5
 _SHORT_PART = 16  #: Short samples have 1/16 of the length of long ones.
 
 
 def fit_square_weight(
-    model: Any,
-    schema: SampleSchema,
-    *,
-    tokens: int,
-    longest: int,
-    device: torch.device,
-    autocast: Any,
-    group: dist.ProcessGroup | None = None,
+    passes: TrialPasses, *, tokens: int, longest: int, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> float:
     """Returns w: a sample of L tokens costs L + w L^2 times as much as a token without attention.
 
     All ranks call it.
 
     Args:
-        model: a ``TrainableModel``; its mode and gradients are as before.
-        schema: of its samples.
+        passes: measures passes.
         tokens: tokens of a timed batch.
         longest: tokens of a long sample.
-        device: of the model.
-        autocast: makes the context of a pass.
-        group: ranks that share the tables; None: this rank alone.
+        device: of numbers that are exchanged.
+        group: ranks of the training; None: this rank alone.
     """
-    long = max(2, min(longest, tokens) - len(schema.context))
+    long = max(2, min(longest, tokens))
     short = max(2, long // _SHORT_PART)
-    collections = [each for each in model.modules() if isinstance(each, HashTableCollection)]
-    was_training = model.training
-    model.eval()
-    try:
-        few, many, in_long = (
-            _time_passes(model, make_samples(schema, count=max(1, size // length), length=length), device, autocast)
-            for size, length in ((tokens // 2, short), (tokens, short), (tokens, long))
-        )
-    finally:
-        model.train(was_training)
-        model.zero_grad(set_to_none=True)
-        for collection in collections:
-            collection.optimizer.zero_grad()
+    few, many, in_long = (
+        passes.time(count=max(1, size // length), length=length)
+        for size, length in ((tokens // 2, short), (tokens, short), (tokens, long))
+    )
     weight = square_weight((few, many, in_long), short=short, long=long)
     if group is not None and group.size() > 1:
         of_ranks = torch.tensor([weight], dtype=torch.float64, device=device)
@@ -95,36 +68,3 @@ def square_weight(
     slope = max(a_token_in_long - a_token_in_short, 0.0) / max(long - short, 1)
     alone = a_token_in_short - short * slope  # A token without attention.
     return slope / max(alone, a_token_in_short * 1e-3)
-
-
-def make_samples(schema: SampleSchema, *, count: int, length: int) -> SampleBatch:
-    """Makes ``count`` samples of ``length`` events, the last of which is the target. No two events share an id."""
-    events = torch.arange(count * length)
-    targets, history = torch.ones(count, dtype=torch.int64), torch.full((count,), length - 1)
-    return SampleBatch(
-        sample_ids=torch.arange(count),
-        context={name: torch.arange(count) for name in schema.context},
-        events=dict.fromkeys(schema.events, events),
-        actions={name: torch.zeros(count * (length - 1), dtype=torch.int64) for name in schema.actions},
-        history_lengths=history,
-        target_lengths=targets,
-        times=None if schema.time is None else events % length,
-        labels={name: torch.zeros(count) for name in schema.labels},
-        max_tokens=length,
-    )
-
-
-def _time_passes(model: Any, host: SampleBatch, device: torch.device, autocast: Any) -> tuple[int, float]:
-    """Returns the events of the batch, and the median seconds of a forward and a backward pass."""
-    batch = host.to(device)
-    counts = model.count_terms(host)
-    seconds = []
-    for _ in range(_WARMUPS + _ROUNDS):
-        began = time.perf_counter()
-        with autocast():
-            sums = model(batch, seed=0, step=0)
-        loss_of(sums, counts).backward()  # type: ignore[no-untyped-call]
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return host.num_events, statistics.median(seconds[_WARMUPS:])

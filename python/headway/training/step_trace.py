@@ -85,7 +85,7 @@ class StepTrace:
         self._profiler = None
         found = json.loads(path.read_text(encoding="utf-8"))
         of_day_ns = time.time_ns() - time.monotonic_ns() - found["baseTimeNanoseconds"]
-        # Exchanges are shown as a process of their own, beside those of the profiler. join_files() numbers all processes.
+        # Exchanges are shown as a process of their own, beside those of the profiler. join_files() numbers them all.
         exchanges = self._exchanges.stop(rank=_PROCESSES_PER_RANK - 1)
         for row in exchanges:
             row["ts"] = row.get("ts", 0) + of_day_ns / 1e3

@@ -51,6 +51,13 @@ class TrainedState:
         for collection in self.tables:
             collection.optimizer.step()
 
+    def bytes_of_first_update(self) -> int:
+        """Returns the bytes that the dense optimizer allocates at its first update; 0 after it. Adam has two states."""
+        if self.optimizer.state:
+            return 0
+        num_bytes: list[int] = [each.nbytes for group in self.optimizer.param_groups for each in group["params"]]
+        return 2 * sum(num_bytes)
+
     def dense(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside the tables."""
         prefixes = self._table_prefixes()

@@ -36,20 +36,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from headway.data.budget_reader import Budget, BudgetReader
-from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
-from headway.embedding import HashTableCollection
 from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
+from headway.training.budget_tuning import tune_budget
 from headway.training.checkpoints import Checkpoints, Manifest
-from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig
-from headway.training.gradients import loss_of, sum_gradients
-from headway.training.loss_scaling import LossScaler
+from headway.training.config import ConfigError, TrainingConfig
+from headway.training.device_memory import DeviceMemory, is_out_of_memory, ranks_of_host
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (
     Progress,
@@ -65,11 +62,16 @@ from headway.training.sample_cost import fit_square_weight
 from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
-from headway.training.trained_state import TrainedState
+from headway.training.train_step import LossError, TrainStep, not_finite
+from headway.training.training_input import TrainingInput
+from headway.training.trial_passes import TrialPasses
+
+_SAMPLES_TO_FIT = 8  #: Longest samples in a batch that is timed where no budget is known.
+_LENGTHS_TO_NAME = 8
 
 
-class LossError(RuntimeError):
-    """A loss is not finite."""
+class BatchMemoryError(RuntimeError):
+    """The device has no memory for a batch."""
 
 
 class Trainer:
@@ -112,12 +114,16 @@ class Trainer:
         self.rank = 0 if self.group is None else self.group.rank()
         self.num_ranks = 1 if self.group is None else self.group.size()
         self.device = _device(config.run.device)
-        self._dtype = config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
         self._say, self._observe = say, observe
-        self.folder = self._open(config.data.train, has_own_model=model is not None)
-        self._evaluation = (  # Opened now: an error in it should not come after the training.
-            self._open(config.data.evaluation, has_own_model=model is not None) if config.data.evaluation else None
+        self._input = TrainingInput(
+            config,
+            has_own_model=model is not None,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            pin_memory=self.device.type == "cuda",
+            say=say,
         )
+        self.folder = self._input.folder
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model or GRM(
             config.model.grm(),
@@ -131,10 +137,6 @@ class Trainer:
         for name in ("forward", "count_terms", "predict"):
             if not callable(getattr(self.model, name, None)):
                 raise ConfigError(f"the model has no {name}(): see headway.training.TrainableModel")
-        self.tables = [each for each in self.model.modules() if isinstance(each, HashTableCollection)]
-        for collection in self.tables:
-            if collection._divisor != 1:
-                raise ConfigError('tables of a model need gradient_reduction="sum": the trainer divides by itself')
         parameters = [each for each in self.model.parameters() if each.requires_grad]
         self.optimizer = torch.optim.AdamW(
             parameters,
@@ -142,14 +144,17 @@ class Trainer:
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
         )
-        self._scaler = LossScaler(enabled=self._dtype == "float16")
-        self._trained = TrainedState(self.model, self.tables, self.optimizer, self._scaler)
-        self._parallel: Any = self.model
-        if self.num_ranks > 1:
-            ids = [self.device.index] if self.device.type == "cuda" else None
-            self._parallel = DistributedDataParallel(self.model, device_ids=ids, process_group=self.group)
-            self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
-        self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
+        try:
+            self._train_step = TrainStep(
+                self.model,
+                optimizer=self.optimizer,
+                group=self.group,
+                dtype=config.run.dtype or ("bfloat16" if self.device.type == "cuda" else "float32"),
+                clip_norm=config.optimizer.clip_norm,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.tables = self._train_step.state.tables
         if trace is not None and self.out is None:
             raise ConfigError("a trace needs a folder: give out")
         self._traced_steps = trace
@@ -164,6 +169,7 @@ class Trainer:
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
         self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
         self._square_weight = config.data.square_weight or None  #: None: not known yet.
+        self._budget = config.data.budget  #: 0: not known yet, or none.
         self._checkpoints = (
             None
             if self.out is None
@@ -176,7 +182,7 @@ class Trainer:
         most = self.config.run.max_steps or None
         if self.config.data.balance == "budget":
             return most
-        steps = self.config.run.epochs * self._reader(self.folder).steps_per_epoch
+        steps = self.config.run.epochs * self._input.steps_per_epoch()
         return steps if most is None else min(steps, most)
 
     def run(self) -> TrainingResult:
@@ -221,16 +227,13 @@ class Trainer:
         Raises:
             ValueError: the training has no evaluation data, or predictions are wrong.
         """
-        if self._evaluation is None:
-            raise ValueError("there is no evaluation data: set data.evaluation")
-        steps = self._reader(self._evaluation, order="time", micro_batches=1)
         scores = score_targets(
             self.model,
-            (step.batches[0] for step in steps),
+            (step.batches[0] for step in self._input.evaluation_reader()),
             labels=self.config.data.labels,
             user=self.config.data.group,
             device=self.device,
-            autocast=self._autocast(),
+            autocast=self._train_step.autocast(),
         )
         return scores.quality(self.group)
 
@@ -239,8 +242,9 @@ class Trainer:
     def _train(self, begin: float) -> Iterator[Progress]:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
-        self._settle_buckets()
-        reader = self._training_reader()
+        nothing = collate([], self.config.data.schema()).to(self.device)
+        self._train_step.settle_buckets(nothing, seed=self.config.run.seed, step=self.step)
+        reader = self._input.training_reader(self._next, self._make_budget())
         steps = iter(reader)
         left = None if self.num_steps is None else self.num_steps - self.step
         pipeline = Pipeline(
@@ -269,10 +273,11 @@ class Trainer:
                 if num_samples == 0 and isinstance(reader, BudgetReader):  # No rank has samples left.
                     reader.end_epoch(epoch)
                     continue
+                reduction_s = self._train_step.reduction_s
                 self._step(prepared, window, pipeline.advance)
                 waited = pipeline.take_waits()
                 window.input_s += waited.for_input_s
-                window.reduction_s += waited.for_ranks_s
+                window.reduction_s += waited.for_ranks_s + self._train_step.reduction_s - reduction_s
                 if self.step % self.config.run.log_every == 0:
                     yield self._progress(window, epoch, begin)
                     window = self._window()
@@ -283,20 +288,6 @@ class Trainer:
             self._say(f"trace: {trace.path}")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
-
-    def _settle_buckets(self) -> None:
-        """Runs a pass without samples, after which DDP orders the gradients in its buckets once and for all.
-
-        Otherwise it would do so after the first step. That would be another step after a resume than in a training that
-        was not stopped, and sums over ranks would be in another order.
-        """
-        if self.num_ranks == 1:
-            return
-        nothing = collate([], self.config.data.schema()).to(self.device)
-        with self._autocast():
-            of_heads = self._parallel(nothing, seed=self.config.run.seed, step=self.step)
-        loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
-        self._trained.drop_gradients()
 
     def _count(self, step: StepBatch) -> list[int]:
         """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
@@ -310,44 +301,32 @@ class Trainer:
 
     def _step(self, prepared: PreparedStep, window: Window, prepare_next: Callable[[], None]) -> None:
         step = prepared.host
-        heads = self._heads
-        *of_heads_total, tokens, _, _ = prepared.totals
-        counts = dict(zip(heads, of_heads_total, strict=True))
+        *of_heads, tokens, _, _ = prepared.totals
+        counts = dict(zip(self._heads, of_heads, strict=True))
         self._set_rates()
-        self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(len(heads), dtype=torch.float64, device=self.device)
-        for index, (host_batch, batch, lookups) in enumerate(
-            zip(step.batches, prepared.batches, prepared.lookups, strict=True)
-        ):
-            is_last = index == len(step.batches) - 1
-            with contextlib.nullcontext() if is_last or self.num_ranks == 1 else self._parallel.no_sync():
-                with self._autocast(), record_function("forward"):
-                    options = {} if lookups is None else {"lookups": lookups}
-                    of_heads = self._parallel(batch, seed=self.config.run.seed, step=self.step, **options)
-                if is_last:
-                    with record_function("prepare the next step"):
-                        prepare_next()
-                if set(of_heads) != set(heads):
-                    raise ValueError(
-                        f"forward() has the heads {', '.join(of_heads)}, and count_terms() {', '.join(heads)}"
-                    )
-                with record_function("backward"):
-                    self._scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
-            sums += torch.stack([of_heads[name].detach().double() for name in heads])
-            window.truncated += host_batch.num_truncated
-            window.flops += self.model.flops(host_batch, backward=True) if hasattr(self.model, "flops") else math.nan
-        if self.num_ranks > 1:
-            window.reduction_s += time.monotonic() - self._last_bucket_s
-            began = time.monotonic()
-            dist.all_reduce(sums, group=self.group)
-            window.reduction_s += time.monotonic() - began
-        losses = dict(zip(heads, sums.tolist(), strict=True))
+        options: list[dict[str, Any]] = [{"seed": self.config.run.seed, "step": self.step} for _ in step.batches]
+        for of_batch, lookups in zip(options, prepared.lookups, strict=True):
+            if lookups is not None:
+                of_batch["lookups"] = lookups
+
+        def advance() -> None:
+            with record_function("prepare the next step"):
+                prepare_next()
+
+        try:
+            losses = self._train_step.backward(prepared.batches, counts, options=options, before_last_backward=advance)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise BatchMemoryError(f"step {self.step}, rank {self.rank}: {_describe_batches(step)}; {error}") from error
         self._expect_finite(losses, step)
-        with record_function("update"):
-            self._trained.update(clip_norm=self.config.optimizer.clip_norm)
+        self._train_step.update()
         self.step += 1
         self._next = step.next
         window.add(losses, counts, tokens=tokens)
+        for batch in step.batches:
+            window.truncated += batch.num_truncated
+            window.flops += self.model.flops(batch, backward=True) if hasattr(self.model, "flops") else math.nan
 
     def _set_rates(self) -> None:
         warmup = self.config.optimizer.warmup_steps
@@ -361,10 +340,10 @@ class Trainer:
                 group["lr"] = self.config.optimizer.table_lr * factor
 
     def _expect_finite(self, sums: Mapping[str, float], step: StepBatch) -> None:
-        wrong = [name for name, total in sums.items() if not math.isfinite(total)]
-        if not wrong:
+        wrong = not_finite(sums)
+        if wrong is None:
             return
-        self._trained.drop_gradients()
+        self._train_step.state.drop_gradients()
         samples = [each for batch in step.batches for each in batch.sample_ids.tolist()]
         place = ""
         if self.out is not None:
@@ -372,76 +351,51 @@ class Trainer:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"losses": {k: str(v) for k, v in sums.items()}, "samples": samples}))
             place = f"; its samples are in {path}"
-        raise LossError(
-            f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong[0]} is {sums[wrong[0]]}{place}"
-        )
+        raise LossError(f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong} is {sums[wrong]}{place}")
 
-    def _training_reader(self) -> BatchReader | BudgetReader:
-        data, epochs = self.config.data, self.config.run.epochs
+    def _make_budget(self) -> Budget | None:
+        """Returns the limit of a micro-batch, and measures what is not set; None: steps have a number of samples."""
+        data = self.config.data
         if data.balance == "none":
-            return self._reader(self.folder, start=self._next, epochs=epochs, order=data.order)
+            return None
+        passes = functools.partial(
+            TrialPasses, self.model, data.schema(), device=self.device, autocast=self._train_step.autocast
+        )
+        longest, group = self._input.longest, self.group
         if data.budget_unit == "weight" and self._square_weight is None:
-            self._fit_square_weight()
-        budget = Budget(data.budget, self._square_weight or 0.0)
-        with _as_config_error():
-            return BudgetReader(
-                self.folder, budget=budget, start=self._next, epochs=epochs, **self._reader_options(data.micro_batches)
+            with passes() as measured:
+                tokens = self._budget or _SAMPLES_TO_FIT * longest
+                self._square_weight = fit_square_weight(
+                    measured, tokens=tokens, longest=longest, device=self.device, group=group
+                )
+            self._say_once(f"a sample of L tokens weighs L + {self._square_weight:.3g} L^2")
+        weight = self._square_weight or 0.0
+        if not self._budget:
+            memory = DeviceMemory(
+                self.device,
+                num_ranks=ranks_of_host(self.num_ranks),
+                extra_bytes=self._train_step.state.bytes_of_first_update(),
             )
-
-    def _open(self, path: str, *, has_own_model: bool) -> ParquetFolder:
-        data = self.config.data
-        most = self.config.model.grm().max_length - len(data.context)
-        folder = ParquetFolder(
-            Path(path),
-            data.schema(),
-            max_events=None if has_own_model and data.too_long == "raise" else most,
-            too_long=data.too_long,
-            on_bad_file=data.on_bad_file,
-        )
-        if folder.bad_files and self.rank == 0:
-            num_files = len(folder.bad_files)
-            self._say(f"{num_files} {'file is' if num_files == 1 else 'files are'} left out: {folder.bad_files[0]}")
-        return folder
-
-    def _reader(self, folder: ParquetFolder, *, micro_batches: int | None = None, **options: Any) -> BatchReader:
-        data = self.config.data
-        global_batch = data.global_batch or DEFAULT_BATCH  # Evaluation has no budget.
-        with _as_config_error():
-            return BatchReader(
-                folder,
-                global_batch=global_batch,
-                **self._reader_options(data.micro_batches if micro_batches is None else micro_batches),
-                **options,
+            with passes(warmups=1, rounds=3) as measured:
+                tuned = tune_budget(
+                    measured,
+                    memory,
+                    longest=longest,
+                    square_weight=weight,
+                    limit=data.budget_memory,
+                    device=self.device,
+                    group=group,
+                )
+            self._budget = tuned.tokens
+            self._say_once(
+                f"the budget is {tuned.tokens:,} tokens, with {tuned.memory:.0%} of the memory: "
+                + ("more do not fit" if tuned.is_bound_by_memory else "twice as many are less than 1% faster per token")
             )
+        return Budget(self._budget, weight)
 
-    def _reader_options(self, micro_batches: int) -> dict[str, Any]:
-        data = self.config.data
-        return {
-            "micro_batches": micro_batches,
-            "num_streams": data.num_streams,
-            "read_ahead": data.read_ahead,
-            "seed": self.config.run.seed,
-            "rank": self.rank,
-            "num_ranks": self.num_ranks,
-            "pin_memory": self.device.type == "cuda",
-        }
-
-    def _fit_square_weight(self) -> None:
-        self._square_weight = fit_square_weight(
-            self.model,
-            self.config.data.schema(),
-            tokens=self.config.data.budget,
-            longest=self.config.model.grm().max_length,
-            device=self.device,
-            autocast=self._autocast,
-            group=self.group,
-        )
+    def _say_once(self, line: str) -> None:
         if self.rank == 0:
-            self._say(f"a sample of L tokens weighs L + {self._square_weight:.3g} L^2")
-
-    def _autocast(self) -> Any:
-        dtype = torch.float16 if self._dtype == "float16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype, enabled=self._dtype != "float32")
+            self._say(line)
 
     # Checkpoints
 
@@ -460,8 +414,9 @@ class Trainer:
             fingerprint=self.folder.fingerprint,
             config=self.config.as_dict(),
             square_weight=self._square_weight,
+            budget=self._budget,
         )
-        return self._checkpoints.save(manifest, self._trained.dense(), self.tables)
+        return self._checkpoints.save(manifest, self._train_step.state.dense(), self.tables)
 
     def _whole_position(self) -> Position:
         """Returns where a resumed training starts. With a budget each rank counts the rows of its own streams."""
@@ -489,10 +444,11 @@ class Trainer:
             return False
         manifest = Checkpoints.manifest(path)
         manifest.expect_same_training(path, self.config, self.folder.fingerprint)
-        self._trained.load(path)
+        self._train_step.state.load(path)
         self.step, self._next = manifest.step, manifest.next
         if self._square_weight is None:
             self._square_weight = manifest.square_weight
+        self._budget = self._budget or manifest.budget
         return True
 
     @contextlib.contextmanager
@@ -515,11 +471,6 @@ class Trainer:
     def _window(self) -> Window:
         return Window(begin_exchange_s=exchange_seconds(self.group))
 
-    def _sum_bucket(self, bucket: Any) -> Any:
-        assert self.group is not None
-        self._last_bucket_s = time.monotonic()
-        return sum_gradients(self.group, bucket)
-
     def _progress(self, window: Window, epoch: int, begin: float) -> Progress:
         of_ranks = gather(figures_of(window, self.tables, self.group), self.group, self.device)
         seconds = max(time.monotonic() - window.begin, 1e-9)
@@ -535,7 +486,7 @@ class Trainer:
             rows=int(sum(each.rows for each in of_ranks)),
             evictions=int(sum(each.evictions for each in of_ranks)),
             truncated=int(sum(each.truncated for each in of_ranks)),
-            skipped_steps=self._scaler.num_skipped,
+            skipped_steps=self._train_step.state.scaler.num_skipped,
             seconds=time.monotonic() - begin,
             flops_per_s=None if math.isnan(flops) else flops,
         )
@@ -564,12 +515,16 @@ class Trainer:
                 file.write(json.dumps(dict(row)) + "\n")
 
 
-@contextlib.contextmanager
-def _as_config_error() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+def _describe_batches(step: StepBatch) -> str:
+    """Describes the batches of a step that a device had no memory for."""
+    num_context = len(step.batches[0].context)
+    of_batches = [batch.event_lengths + num_context for batch in step.batches]
+    largest = max(of_batches, key=lambda lengths: int(lengths.sum()))
+    longest = ", ".join(f"{length:,}" for length in largest.sort(descending=True).values[:_LENGTHS_TO_NAME].tolist())
+    return (
+        f"no memory for {len(largest)} samples of {int(largest.sum()):,} tokens, the longest of {longest}: lower "
+        "data.budget or data.global_batch, or raise data.micro_batches"
+    )
 
 
 def format_ranks(num_ranks: int) -> str:

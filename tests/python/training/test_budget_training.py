@@ -77,7 +77,8 @@ def test_square_weight_solves_the_example_of_its_module() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"balance": "budget"}, "data.budget must be a finite number from 1"),
+        ({"balance": "budget", "budget": -1}, "data.budget must be a finite number from 0"),
+        ({"balance": "budget", "budget_memory": 1.5}, "data.budget_memory must be above 0 and at most 1"),
         ({"balance": "budget", "budget": 9, "global_batch": 16}, "global_batch contradicts"),
         ({"balance": "budget", "budget": 9, "order": "time"}, "data.order"),
         ({"balance": "budget", "budget": 9, "square_weight": 0.1}, "budget_unit"),

@@ -71,7 +71,7 @@ def test_the_factor_doubles_after_good_steps_and_is_saved() -> None:
 
 
 def set_factor(trainer: Trainer, factor: float) -> None:
-    trainer._scaler.factor = factor
+    trainer._train_step.state.scaler.factor = factor
 
 
 def test_ranks_skip_the_same_steps(tmp_path: Path) -> None:

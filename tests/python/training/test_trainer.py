@@ -220,7 +220,7 @@ class Wrong(ExactModel):
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        ("heads", r"forward\(\) has the heads other, and count_terms\(\) click, buy"),
+        ("heads", r"forward\(\) has the heads other, and the counts click, buy"),
         ("label", r"predict\(\) returned nothing for the label buy, only click"),
         ("size", r"predict\(\) returned \(31,\) for click, and the batch has 32 targets"),
         ("sign", r"predict\(\) returned a value above 0 for click: it returns log-probabilities"),

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TrainStep``: updates of a model with tables, from micro-batches on any number of ranks.
+
+Idea: a model returns a sum of losses for each head. ``backward()`` divides the sums by the numbers of loss terms of the
+whole step, so gradients are only added: over micro-batches by autograd, over ranks by DDP with a hook that sums, and in
+tables by their owners. ``update()`` clips by the norm over dense and sparse gradients, and steps all optimizers.
+
+Example, for a loop of one's own::
+
+    step = TrainStep(model, optimizer=torch.optim.Adam(model.parameters()), group=group)
+    for batch in batches:
+        losses = step([batch], counts={"click": num_clicks_of_all_ranks})
+
+Invariants: all ranks make the same calls, also without samples of their own. Nothing is updated by a step whose loss is
+not finite.
+Source: see ``gradients.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from headway.embedding import HashTableCollection
+from headway.training.gradients import loss_of, sum_gradients
+from headway.training.loss_scaling import LossScaler
+from headway.training.trained_state import TrainedState
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class LossError(RuntimeError):
+    """A loss is not finite."""
+
+
+class TrainStep:
+    """Computes gradients of a model, and updates it.
+
+    Args:
+        model: returns the sum of the losses of each head, (), of a micro-batch. It is equal on all ranks.
+        optimizer: of the dense parameters.
+        tables: tables whose optimizers step, too; None: the ``HashTableCollection`` modules of the model. They need
+            ``gradient_reduction="sum"``.
+        group: ranks of the training; None: this rank alone.
+        dtype: of autocast; float32: no autocast. With float16 losses are scaled.
+        clip_norm: largest norm of all gradients together; 0: no limit.
+
+    Attributes:
+        state: the model with what trains it.
+        reduction_s: seconds that this process has waited for sums over ranks.
+
+    Raises:
+        ValueError: tables average gradients over ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer,
+        tables: Sequence[HashTableCollection] | None = None,
+        group: dist.ProcessGroup | None = None,
+        dtype: DType = "float32",
+        clip_norm: float = 0.0,
+    ) -> None:
+        if tables is None:
+            tables = [each for each in model.modules() if isinstance(each, HashTableCollection)]
+        if any(collection._divisor != 1 for collection in tables):
+            raise ValueError('tables of a model need gradient_reduction="sum": losses are divided before')
+        self.state = TrainedState(model, list(tables), optimizer, LossScaler(enabled=dtype == "float16"))
+        self.reduction_s = 0.0
+        self._group = None if group is None or group.size() == 1 else group
+        self._dtype, self._clip_norm = dtype, clip_norm
+        self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        self._parallel: Any = model
+        self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
+        if self._group is not None:
+            ids = [self._device.index] if self._device.type == "cuda" else None
+            self._parallel = DistributedDataParallel(model, device_ids=ids, process_group=self._group)
+            self._parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context of a forward pass."""
+        dtype = torch.float16 if self._dtype == "float16" else torch.bfloat16
+        return torch.autocast(self._device.type, dtype=dtype, enabled=self._dtype != "float32")
+
+    def settle_buckets(self, nothing: Any, **options: Any) -> None:
+        """Runs a pass over a batch without samples, after which DDP orders the gradients in its buckets once.
+
+        Otherwise it would do so after the first step. That would be another step after a resume than in a training that
+        was not stopped, and sums over ranks would be in another order.
+        """
+        if self._group is None:
+            return
+        with self.autocast():
+            of_heads = self._parallel(nothing, **options)
+        loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
+        self.state.drop_gradients()
+
+    def __call__(
+        self, batches: Sequence[Any], counts: Mapping[str, int], *, options: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, float]:
+        """Does a whole step; see ``backward()``.
+
+        Raises:
+            LossError: the loss of a head is not finite. Nothing is updated.
+        """
+        sums = self.backward(batches, counts, options=options)
+        if (name := not_finite(sums)) is not None:
+            self.state.drop_gradients()
+            raise LossError(f"the loss of {name} is {sums[name]}")
+        self.update()
+        return sums
+
+    def backward(
+        self,
+        batches: Sequence[Any],
+        counts: Mapping[str, int],
+        *,
+        options: Sequence[Mapping[str, Any]] = (),
+        before_last_backward: Callable[[], None] = lambda: None,
+    ) -> dict[str, float]:
+        """Computes the gradients of a step, after those of the last one are dropped.
+
+        Args:
+            batches: micro-batches of this rank.
+            counts: number of loss terms of each head in the step, over all ranks and micro-batches.
+            options: keyword arguments of the model for each batch; empty: none.
+            before_last_backward: called once the last forward pass is enqueued.
+        Returns:
+            the sum of the losses of each head, over all ranks.
+        Raises:
+            ValueError: there is no batch, or the model returned other heads than ``counts`` has.
+        """
+        if not batches:
+            raise ValueError("a rank without samples needs a batch without samples, as other ranks wait for it")
+        heads = list(counts)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(len(heads), dtype=torch.float64, device=self._device)
+        for index, (batch, of_batch) in enumerate(zip(batches, options or [{}] * len(batches), strict=True)):
+            is_last = index == len(batches) - 1
+            with contextlib.nullcontext() if is_last or self._group is None else self._parallel.no_sync():
+                with self.autocast(), record_function("forward"):
+                    of_heads = self._parallel(batch, **of_batch)
+                if is_last:
+                    before_last_backward()
+                if set(of_heads) != set(heads):
+                    raise ValueError(
+                        f"forward() has the heads {', '.join(of_heads)}, and the counts {', '.join(heads)}"
+                    )
+                with record_function("backward"):
+                    self.state.scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
+            sums += torch.stack([of_heads[name].detach().double() for name in heads])
+        if self._group is not None:
+            dist.all_reduce(sums, group=self._group)
+            self.reduction_s += time.monotonic() - self._last_bucket_s
+        return dict(zip(heads, sums.tolist(), strict=True))
+
+    def update(self) -> None:
+        """Updates weights and rows by the gradients. All ranks call it."""
+        with record_function("update"):
+            self.state.update(clip_norm=self._clip_norm)
+
+    def _sum_bucket(self, bucket: Any) -> Any:
+        assert self._group is not None
+        self._last_bucket_s = time.monotonic()
+        return sum_gradients(self._group, bucket)
+
+
+def not_finite(sums: Mapping[str, float]) -> str | None:
+    """Returns the first head whose sum is not finite; None if all are."""
+    return next((name for name, total in sums.items() if not math.isfinite(total)), None)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``TrialPasses``: measures forward and backward passes over generated samples, before a training begins.
+
+Invariants: no row is inserted, and nothing is learned. All ranks make the same passes, since lookups exchange keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from headway.data.sample_batch import SampleBatch
+from headway.data.schema import SampleSchema
+from headway.embedding import HashTableCollection
+from headway.training.gradients import loss_of
+
+
+class TrialPasses:
+    """A context in which passes are measured. At its end the mode of the model is as before, and gradients are dropped.
+
+    Args:
+        model: a ``TrainableModel``.
+        schema: of its samples.
+        device: of the model.
+        autocast: makes the context of a forward pass.
+        warmups, rounds: passes that are not timed, and those whose median counts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        schema: SampleSchema,
+        *,
+        device: torch.device,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+        warmups: int = 2,
+        rounds: int = 5,
+    ) -> None:
+        self._model, self._schema, self._device, self._autocast = model, schema, device, autocast
+        self._warmups, self._rounds = warmups, rounds
+        self._was_training = model.training
+
+    def __enter__(self) -> Self:
+        self._model.eval()  # Lookups insert no rows.
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._model.train(self._was_training)
+        self._drop_gradients()
+
+    def time(self, *, count: int, length: int) -> tuple[int, float]:
+        """Returns the tokens of ``count`` samples of ``length`` tokens, and the median seconds of a pass over them.
+
+        Contextual tokens are counted. A sample has at least a token of history and a target.
+        """
+        host = make_samples(self._schema, count=count, length=max(2, length - len(self._schema.context)))
+        batch = host.to(self._device)
+        counts = self._model.count_terms(host)
+        seconds = []
+        for _ in range(self._warmups + self._rounds):
+            began = time.perf_counter()
+            with self._autocast():
+                sums = self._model(batch, seed=0, step=0)
+            loss_of(sums, counts).backward()  # type: ignore[no-untyped-call]
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            seconds.append(time.perf_counter() - began)
+            self._drop_gradients()  # Those of tables would add up in memory.
+        tokens = host.num_events + count * len(self._schema.context)
+        return tokens, statistics.median(seconds[self._warmups :])
+
+    def _drop_gradients(self) -> None:
+        self._model.zero_grad(set_to_none=True)
+        for each in self._model.modules():
+            if isinstance(each, HashTableCollection):
+                each.optimizer.zero_grad()
+
+
+def make_samples(schema: SampleSchema, *, count: int, length: int) -> SampleBatch:
+    """Makes ``count`` samples of ``length`` events, the last of which is the target. No two events share an id."""
+    events = torch.arange(count * length)
+    targets, history = torch.ones(count, dtype=torch.int64), torch.full((count,), length - 1)
+    return SampleBatch(
+        sample_ids=torch.arange(count),
+        context={name: torch.arange(count) for name in schema.context},
+        events=dict.fromkeys(schema.events, events),
+        actions={name: torch.zeros(count * (length - 1), dtype=torch.int64) for name in schema.actions},
+        history_lengths=history,
+        target_lengths=targets,
+        times=None if schema.time is None else events % length,
+        labels={name: torch.zeros(count) for name in schema.labels},
+        max_tokens=length,
+    )
