@@ -78,7 +78,7 @@ def _entity(node: ElementTree.Element, kind: str, name: str, folder: str) -> Ite
     file = "" if place is None else place.get("file", "")
     owner = name.rpartition("::")[0]
     is_nested = kind in ("class", "struct") and owner.rpartition("::")[2][:1].isupper()
-    if kind not in _DIRECTIVES or not file.startswith(folder + "/") or is_nested or "::detail" in owner:
+    if not name or kind not in _DIRECTIVES or not file.startswith(folder + "/") or is_nested or "::detail" in owner:
         return
     assert place is not None
     yield Entity(kind, name, node.findtext("argsstring", ""), file, int(place.get("line", "0")))

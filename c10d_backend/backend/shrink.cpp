@@ -12,6 +12,8 @@
 // Invariants:
 // - The new store listens on the address by which ranks reach each other, not on all addresses of the host.
 // - The old group has failed when this returns, so operations on it end with an error instead of waiting.
+// - The survivors agree on how many all-to-alls of each channel, and how many other collectives, have ended on all of
+//   them: `all_to_alls` and `collectives` of the result.
 
 #include "backend/headway_backend.hpp"
 #include "runtime/errors.hpp"
@@ -29,6 +31,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -36,7 +39,6 @@ namespace headway::c10d_backend {
 
 namespace {
 
-/// Frees the list of getaddrinfo().
 struct FreeAddresses {
   void operator()(addrinfo* list) const noexcept { freeaddrinfo(list); }
 };
@@ -103,8 +105,10 @@ ShrunkBackend HeadwayBackend::shrink_to_survivors(std::vector<int> const& ranks_
     auto shrunk = old->group().admin().shrink(ranks_to_exclude, timeout);
     auto options = copy_options();
     options->group_name += "/shrunk";
-    std::erase_if(options->global_ranks_in_group,
-                  [&, index = 0](auto) mutable { return !std::ranges::binary_search(shrunk.ranks, index++); });
+    if (auto& global_ranks = options->global_ranks_in_group; !global_ranks.empty()) {
+      auto const before = std::exchange(global_ranks, {});
+      for (int const rank : shrunk.ranks) global_ranks.push_back(before[static_cast<std::size_t>(rank)]);
+    }
     auto store = make_store(*shrunk.group);
     result = {.backend = c10::make_intrusive<HeadwayBackend>(std::move(store), std::move(shrunk.group),
                                                              std::move(options), make_delegate_),
@@ -121,11 +125,11 @@ c10::intrusive_ptr<c10d::Backend> HeadwayBackend::shrink(std::vector<std::int64_
                                                          c10::intrusive_ptr<Options> const& opts_override) {
   TORCH_CHECK_VALUE(!opts_override, "headway: a group that is shrunk keeps its options");
   ReleasedGil const released;
-  auto const result =
-      shrink_to_survivors({ranks_to_exclude.begin(), ranks_to_exclude.end()}, options_->group.connect_timeout);
+  std::set<int> const excluded(ranks_to_exclude.begin(), ranks_to_exclude.end());
+  auto const result = shrink_to_survivors({excluded.begin(), excluded.end()}, options_->group.connect_timeout);
   TORCH_CHECK_WITH(DistBackendError,
-                   result.ranks.size() + ranks_to_exclude.size() == static_cast<std::size_t>(getSize()),
-                   "headway: ", getSize(), " ranks without ", ranks_to_exclude.size(), " should leave more than the ",
+                   result.ranks.size() + excluded.size() == static_cast<std::size_t>(getSize()),
+                   "headway: ", getSize(), " ranks without ", excluded.size(), " should leave more than the ",
                    result.ranks.size(), " that answered; headway.shrink() finds out who is left");
   return result.backend;
 }

@@ -100,7 +100,11 @@ def recent_items(events: Events, *, max_items: int, num_asked: int) -> Jagged:
         events: in any order. Events of one user at one time keep the given order in the lists.
         max_items: longest list; older items are dropped.
         num_asked: number of events that get a list. Earlier events only appear in lists.
+    Raises:
+        ValueError: there are fewer events than ``num_asked``.
     """
+    if not 0 <= num_asked <= len(events.times):
+        raise ValueError(f"{num_asked} events are to get a list, and there are {len(events.times)}")
     order = np.lexsort((events.times, events.user_ids))
     users, times = events.user_ids[order], events.times[order]
     index = np.arange(len(order))

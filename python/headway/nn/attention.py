@@ -19,7 +19,10 @@ from headway.reference.hstu_attention import hstu_attention as reference_attenti
 
 
 class BiasTables(NamedTuple):
-    """The tensors of a :class:`headway.nn.RelativeBias`; None if the layer has no such table."""
+    """The tensors of a :class:`headway.nn.RelativeBias`; None if the layer has no such table.
+
+    ``time_bounds`` are the ends of the buckets of time differences. They are not learned.
+    """
 
     position_weights: Tensor | None
     time_weights: Tensor | None
@@ -91,7 +94,7 @@ class LayerAttention:
         )
 
     def _of_operator(self, tables: BiasTables) -> dict[str, Any]:
-        """Arguments as the operators take them: none is left out, and scaling by lengths is an argument of its own."""
+        """Arguments as the operators take them: offsets of keys are always given, and ``length_scaling`` is apart."""
         named = self._named(tables)
         is_number = not isinstance(named["scale"], str)
         return named | {
@@ -103,7 +106,7 @@ class LayerAttention:
 
     @property
     def _scale(self) -> float | str:
-        """The operator's ``scale``. Its "max_length" is the longest sequence of the batch, not that of the config."""
+        """``scale`` of the reference. Its "max_length" is the longest sequence of the batch, not that of the config."""
         scale = self.config.scale
         if scale == "max_length":
             return 1 / self.config.max_length

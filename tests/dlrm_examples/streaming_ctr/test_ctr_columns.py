@@ -41,6 +41,8 @@ def test_recent_items_are_the_last_ones_of_the_user_from_an_earlier_time(seed: i
 def test_events_of_one_moment_do_not_see_each_other() -> None:
     moment = Events(*(np.array(values) for values in ([3, 3, 3, 4], [10, 10, 11, 10], [1, 2, 5, 6])))
     assert as_lists(recent_items(moment, max_items=9, num_asked=4)) == [[], [], [1, 2], []]
+    with pytest.raises(ValueError, match="5 events are to get a list, and there are 4"):
+        recent_items(moment, max_items=9, num_asked=5)
 
 
 def test_a_join_gives_each_key_its_list_and_unknown_keys_none() -> None:

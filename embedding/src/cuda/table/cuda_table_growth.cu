@@ -151,6 +151,7 @@ void CudaTable::grow_stripes(std::size_t num_keys, cudaStream_t stream) {
 
 void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
   auto const grow = [&](TableState const& state, std::size_t num_new) {
+    // With hot_count rows of rare keys are kept apart, in bfloat16.
     for (std::size_t i = 0; i < (options_.hot_count > 0 ? 2U : 1U); ++i) {
       // Insertion takes rows from the free list first, but the host does not know how many the list will have.
       std::size_t const next = state.free_rows[i].next;
@@ -168,7 +169,7 @@ void CudaTable::grow_rows(std::size_t num_keys, Rules const& rules, cudaStream_t
 void CudaTable::prepare(std::size_t num_keys, Rules const& rules, cudaStream_t stream) {
   grow_stripes(num_keys, stream);
   grow_rows(num_keys, rules, stream);
-  if (options_.hot_count > 0) rows_.grow_lists();
+  if (options_.hot_count > 0) rows_.grow_lists();  // The lists of free rows, which hot keys leave behind.
 }
 
 }  // namespace headway::embedding

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Offsets of sync words, stages and slots in the memory of a link, the choice of a block's route, and the error text
-// for messages that differ. layout.hpp has a picture and an example.
+// Offsets of sync words, stages (in host memory, for small messages) and slots in the memory of a link, the choice of a
+// block's route (directly into the output, or through a slot), and the error text for messages that differ.
+// layout.hpp has a picture and an example.
 
 #include "device/peer_copy/layout.hpp"
 
@@ -29,7 +30,7 @@ std::string disagreement(DataTypeName name, int sender, MessageDescriptor const&
 // One compare-and-swap per message: the first caller for `seq` writes the word, the second reads it.
 Route RouteChoice::choose(std::uint64_t seq, Route own) {
   // The word holds (seq + 1) * 2 + route. A word of an older message is smaller, so it never looks like a choice for
-  // this one; the slot of the word is used again only 128 messages later.
+  // this one. The words of a link are a ring, indexed by seq.
   auto seen = word_.load();
   while (seen / kNumRoutes != seq + 1) {
     if (word_.compare_exchange_weak(seen, (seq + 1) * kNumRoutes + static_cast<std::uint64_t>(own))) return own;
