@@ -13,6 +13,7 @@ has a range of the samples. ``ranged_combine`` is the inverse: it restores the o
 """
 
 from headway._extension_import import OPERATOR_LIBRARY
+from headway.ops.batch_plan import plan_batches
 from headway.ops.gated_norm import gated_norm
 from headway.ops.hstu_attention import hstu_attention
 from headway.ops.jagged_order import (
@@ -48,6 +49,7 @@ __all__ = [
     "jagged_to_padded",
     "jagged_transpose",
     "padded_to_jagged",
+    "plan_batches",
     "ranged_combine",
     "ranged_combine_dense",
     "ranged_dispatch",

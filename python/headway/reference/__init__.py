@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain PyTorch definitions of what the kernels compute. They are slow; tests use them as the oracle."""
 
+from headway.reference.batch_plan import plan_batches
 from headway.reference.gated_norm import gated_norm
 from headway.reference.hstu_attention import hstu_attention, hstu_mask
 from headway.reference.jagged import (
@@ -35,6 +36,7 @@ __all__ = [
     "jagged_to_padded",
     "jagged_transpose",
     "padded_to_jagged",
+    "plan_batches",
     "ranged_combine",
     "ranged_combine_dense",
     "ranged_dispatch",
