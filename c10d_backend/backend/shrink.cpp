@@ -127,8 +127,7 @@ c10::intrusive_ptr<c10d::Backend> HeadwayBackend::shrink(std::vector<std::int64_
   ReleasedGil const released;
   std::set<int> const excluded(ranks_to_exclude.begin(), ranks_to_exclude.end());
   auto const result = shrink_to_survivors({excluded.begin(), excluded.end()}, options_->group.connect_timeout);
-  TORCH_CHECK_WITH(DistBackendError,
-                   result.ranks.size() + excluded.size() == static_cast<std::size_t>(getSize()),
+  TORCH_CHECK_WITH(DistBackendError, result.ranks.size() + excluded.size() == static_cast<std::size_t>(getSize()),
                    "headway: ", getSize(), " ranks without ", excluded.size(), " should leave more than the ",
                    result.ranks.size(), " that answered; headway.shrink() finds out who is left");
   return result.backend;

@@ -161,7 +161,8 @@ void deal_segments(BatchPlan const& plan, std::int64_t total) {
 bool is_within_limit(BatchPlan const& plan) {
   if (plan.max_tokens == 0) return true;
   std::vector<std::int64_t> of_ranks(static_cast<std::size_t>(plan.num_ranks));
-  for (std::size_t i = 0; i < plan.ranks.size(); ++i) of_ranks[static_cast<std::size_t>(plan.ranks[i])] += plan.tokens[i];
+  for (std::size_t i = 0; i < plan.ranks.size(); ++i)
+    of_ranks[static_cast<std::size_t>(plan.ranks[i])] += plan.tokens[i];
   return std::ranges::max(of_ranks) <= plan.max_tokens;
 }
 

@@ -70,7 +70,7 @@ class TrialPasses:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             seconds.append(time.perf_counter() - began)
-            self._drop_gradients()  # Those of tables would add up in memory.
+            self._drop_gradients()  # Gradients of tables would add up in memory.
         tokens = host.num_events + count * len(self._schema.context)
         return tokens, statistics.median(seconds[self._warmups :])
 

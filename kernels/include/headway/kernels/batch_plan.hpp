@@ -13,9 +13,8 @@
 // would be of the same rank in every step.
 //
 // Example: weights 9 1 5 5 4 2 and two ranks at step 0. Sorted, samples 0 2 3 4 5 1 have the weights 9 5 5 4 2 1.
-//   kFixedGreedy       9 4 1 | 5 5 2: weights 14 and 12. 2 goes to the bin of 10, which is full then, and 1 to that of 13.
-//   kFixedZigzag       9 4 2 | 5 5 1: weights 15 and 11.
-//   kVariableGreedy    9 4 | 5 5 2 1: weights 13 and 13.
+//   kFixedGreedy       9 4 1 | 5 5 2: weights 14 and 12. 2 goes to the bin of 10, which is full then, and 1 to that
+//   of 13. kFixedZigzag       9 4 2 | 5 5 1: weights 15 and 11. kVariableGreedy    9 4 | 5 5 2 1: weights 13 and 13.
 //   kVariableSegments  9 5 | 5 4 2 1: weights 14 and 12.
 //
 // Invariants: all arithmetic is of integers, so all ranks find the same plan. No rank gets more than `max_tokens`.
