@@ -45,6 +45,7 @@ class Manifest:
         num_ranks: ranks that wrote it.
         fingerprint: of the data; see ``ParquetFolder.fingerprint``.
         config: all settings.
+        weight_exponent: e, set or fitted; a sample of L tokens weighs L^e. None: not used.
         budget: most tokens of a micro-batch, set or measured; 0: not used.
         square_weight: w, set or fitted; a sample of L tokens costs L + w L^2 (``headway.data.Budget``). None: not used.
     """
@@ -56,6 +57,7 @@ class Manifest:
     config: dict[str, Any]
     square_weight: float | None = None
     budget: int = 0
+    weight_exponent: float | None = None
 
     def expect_same_training(self, path: Path, config: TrainingConfig, fingerprint: str) -> None:
         """Checks that model, data and seed are those of the checkpoint at ``path``.
@@ -65,15 +67,11 @@ class Manifest:
         """
         found = differences(self.config, config.as_dict(), sections=("data", "model"))
         # The space after data.budget keeps a change of data.budget_unit from being ignored.
-        ignored = (
-            "data.train",
-            "data.evaluation",
-            "data.read_ahead",
-            "data.micro_batches",
-            "data.budget ",
-            "data.budget_memory",
-        )
-        found = [each for each in found if not each.startswith(ignored)]
+        ignored = ["data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ",
+                   "data.budget_memory", "data.max_tokens"]  # fmt: skip
+        if "budget" not in (self.config["data"].get("balance"), config.data.balance):  # Samples of a step are the same.
+            ignored += ["data.balance", "data.scope", "data.planner", "data.weight_model"]
+        found = [each for each in found if not each.startswith(tuple(ignored))]
         if self.config["run"]["seed"] != config.run.seed:
             found.append(f"run.seed is {config.run.seed}, and was {self.config['run']['seed']}")
         if self.fingerprint != fingerprint:

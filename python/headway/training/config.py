@@ -21,6 +21,7 @@ from headway.data.reader import NUM_STREAMS
 from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
 from headway.nn.grm import GRMConfig
+from headway.parallel.balance.plan import BalancePlan, Planner
 
 DEFAULT_BATCH = 64
 
@@ -39,15 +40,23 @@ class DataConfig:
         context, events, actions, labels, time, group: columns; see ``headway.data.SampleSchema``. An empty ``time`` or
             ``group`` means that there is none.
         order: ``shuffled``, or ``time``: the order of the files.
-        balance: ``none``: a step has ``global_batch`` samples. ``budget``: each rank fills its batches up to
-            ``budget``, so they take about the same time; see ``headway.data.BudgetReader``.
+        balance: ``none``: a step has ``global_batch`` samples, and each rank computes those that it reads. ``budget``:
+            each rank fills its batches up to ``budget``, so they take about the same time; see
+            ``headway.data.BudgetReader``. ``fixed``, ``variable``: the samples of a step move between ranks, so that
+            all have about the same work; with ``fixed`` all get as many, +-1. See ``headway.parallel.balance``.
+        scope: ``local``: no sample moves between ranks. ``global``: samples move, as ``fixed`` and ``variable`` need.
+        planner: with ``global``: ``greedy``, ``zigzag`` (of ``fixed``) or ``segments`` (of ``variable``); see
+            ``headway.ops.plan_batches``.
+        weight_model: with ``global``: a sample of L tokens weighs L + ``square_weight`` L^2 (``square``), or
+            L^``weight_exponent`` (``power``).
+        max_tokens: with ``global``: most tokens of a micro-batch of a rank; 0: no limit.
         global_batch: samples of a step, over all ranks; not with a budget. Default: ``DEFAULT_BATCH``.
         budget: most tokens of a micro-batch of a rank, contextual ones included; 0: measured on the device before the
             first step (``headway.training.budget_tuning``).
         budget_memory: largest part of the device's memory that a measured budget may use.
         budget_unit: ``tokens``, or ``weight``: a sample of L tokens counts as L + ``square_weight`` L^2.
-        square_weight: cost of attention over that of the rest, per token; 0: measured on the device before the first
-            step.
+        square_weight, weight_exponent: cost of attention over that of the rest, per token, and the power of a length;
+            0: measured on the device before the first step.
         micro_batches: parts into which each rank divides its samples of a step.
         num_streams: virtual streams of an epoch; at least as many as ranks.
         read_ahead: steps in memory beside the one in use.
@@ -65,12 +74,17 @@ class DataConfig:
     time: str = "time"
     group: str = ""
     order: Order = "shuffled"
-    balance: Literal["none", "budget"] = "none"
+    balance: Literal["none", "budget", "fixed", "variable"] = "none"
+    scope: Literal["local", "global"] = "local"
+    planner: Planner = "greedy"
+    weight_model: Literal["square", "power"] = "square"
+    max_tokens: int = 0
     global_batch: int | None = None
     budget: int = 0
     budget_memory: float = 0.9
     budget_unit: Literal["tokens", "weight"] = "tokens"
     square_weight: float = 0.0
+    weight_exponent: float = 0.0
     micro_batches: int = 1
     num_streams: int = NUM_STREAMS
     read_ahead: int = 2
@@ -78,8 +92,13 @@ class DataConfig:
     on_bad_file: OnBadFile = "raise"
 
     def __post_init__(self) -> None:
-        if self.balance == "none" and self.global_batch is None:
+        if self.balance != "budget" and self.global_batch is None:
             object.__setattr__(self, "global_batch", DEFAULT_BATCH)
+
+    @property
+    def moves_samples(self) -> bool:
+        """Whether samples move between ranks before a step."""
+        return self.balance in ("fixed", "variable")
 
     def schema(self) -> SampleSchema:
         try:
@@ -308,7 +327,7 @@ class TrainingConfig:
                 "run.log_every", "model.dimension_factor"),
             0: ("optimizer.clip_norm", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.lr",
                 "optimizer.table_lr", "run.max_steps", "run.steps_ahead", "checkpoint.every", "checkpoint.keep",
-                "data.square_weight"),
+                "data.square_weight", "data.weight_exponent", "data.max_tokens"),
         }  # fmt: skip
         for least, keys in limits.items():
             for key in keys:
@@ -317,12 +336,39 @@ class TrainingConfig:
 
     def _check_balance(self) -> None:
         data = self.data
-        if data.balance == "none":
-            if data.global_batch is not None:
-                _expect_from(1, "data.global_batch", data.global_batch)
-            if data.budget or data.square_weight or data.budget_unit != "tokens":
-                raise ConfigError('data.budget, budget_unit and square_weight need data.balance = "budget"')
-            return
+        if data.scope != ("global" if data.moves_samples else "local"):
+            raise ConfigError(
+                f'data.balance = "{data.balance}" needs data.scope = "{"global" if data.moves_samples else "local"}"'
+            )
+        if not data.moves_samples:
+            for name in ("planner", "weight_model", "max_tokens", "weight_exponent"):
+                if getattr(data, name) != _default(DataConfig, name):
+                    raise ConfigError(f'data.{name} needs data.balance = "fixed" or "variable"')
+        if data.balance != "budget":
+            assert data.global_batch is not None
+            _expect_from(1, "data.global_batch", data.global_batch)
+            if data.budget or data.budget_unit != "tokens":
+                raise ConfigError('data.budget and budget_unit need data.balance = "budget"')
+        if data.balance == "none" and data.square_weight:
+            raise ConfigError("data.square_weight needs a data.balance that weighs samples")
+        if data.moves_samples:
+            self._check_plan()
+        if data.balance == "budget":
+            self._check_budget()
+
+    def _check_plan(self) -> None:
+        data = self.data
+        try:
+            BalancePlan(mode="fixed" if data.balance == "fixed" else "variable", planner=data.planner)
+        except ValueError as error:
+            raise ConfigError(f"data.planner: {error}") from error
+        if data.square_weight and data.weight_model != "square":
+            raise ConfigError('data.square_weight needs data.weight_model = "square"')
+        if data.weight_exponent and data.weight_model != "power":
+            raise ConfigError('data.weight_exponent needs data.weight_model = "power"')
+
+    def _check_budget(self) -> None:
+        data = self.data
         _expect_from(0, "data.budget", data.budget)
         if not 0 < data.budget_memory <= 1:
             raise ConfigError(f"data.budget_memory must be above 0 and at most 1, not {data.budget_memory}")
@@ -348,6 +394,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: 
             if one.get(name) != other.get(name):
                 found.append(f"{section}.{name} is {other.get(name)!r}, and was {one.get(name)!r}")
     return found
+
+
+def _default(section: type, name: str) -> Any:
+    return next(each.default for each in fields(section) if each.name == name)
 
 
 def _expect_from(least: int, key: str, value: float) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import headway
 from headway.embedding import HashTableCollection
 from headway.evaluation import LabelQuality
+from headway.parallel.balance import Spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,10 @@ class Progress:
         skipped_steps: steps whose gradients overflowed float16.
         seconds: since the training began.
         flops_per_s: floating-point operations of all ranks, forward and backward; None: the model does not count them.
+        balance: means over the steps since the last line, if samples move between ranks; else None. ``planned_idle``:
+            part of the work that ranks wait by the plan, 1 - mean / largest weight of a rank. ``unbalanced_idle``: as
+            the reader divides samples. ``idle_tokens``, ``idle_samples``: the same of tokens and samples. ``moved``:
+            part of the samples that move. Each from 0 to 1.
     """
 
     step: int
@@ -61,6 +66,7 @@ class Progress:
     skipped_steps: int
     seconds: float
     flops_per_s: float | None
+    balance: Mapping[str, float] | None = None
 
     def line(self) -> str:
         """Formats the line."""
@@ -72,6 +78,9 @@ class Progress:
         parts.append(f"input wait {100 * self.input_wait:.1f}%")
         if self.idle is not None:
             parts.append(f"idle {100 * self.idle:.1f}%")
+        if self.balance is not None:
+            planned, unbalanced = self.balance["planned_idle"], self.balance["unbalanced_idle"]
+            parts.append(f"planned idle {100 * planned:.1f}% (unbalanced {100 * unbalanced:.1f}%)")
         parts.append(f"{self.rows:,} rows")
         if self.truncated:
             parts.append(f"{self.truncated:,} samples truncated")
@@ -144,6 +153,20 @@ class RankFigures(NamedTuple):
     input_wait: float
     exchange_wait: float  #: NaN: not known.
     reduction_wait: float
+
+
+def means_of(spreads: Sequence[Spread]) -> dict[str, float] | None:
+    """Returns ``balance`` of a ``Progress``; None without steps."""
+    if not spreads:
+        return None
+    means = Spread(*(sum(column) / len(spreads) for column in zip(*spreads, strict=True)))
+    return {
+        "planned_idle": 1 - means.weight,
+        "unbalanced_idle": 1 - means.unbalanced,
+        "idle_tokens": 1 - means.tokens,
+        "idle_samples": 1 - means.samples,
+        "moved": means.moved,
+    }
 
 
 def exchange_seconds(group: dist.ProcessGroup | None) -> float:

@@ -113,12 +113,26 @@ def _figures(progress: Sequence[Row]) -> list[tuple[str, str]]:
         ("idle time of ranks", _scaled(last["idle"], 100, "%")),
         ("of it in exchanges of tables", _scaled(last["exchange_wait"], 100, "%")),
         ("slowest rank", None if last["slowest_rank"] is None else str(last["slowest_rank"])),
+        *_of_balance(last.get("balance")),
         ("rows of tables", f"{last['rows']:,}"),
         ("rows evicted", f"{last['evictions']:,}"),
         ("samples truncated", f"{sum(each['truncated'] for each in progress):,}"),
         ("steps skipped for overflow", f"{last['skipped_steps']:,}"),
     ]
     return [(name, value) for name, value in values if value is not None]
+
+
+def _of_balance(balance: Row | None) -> list[tuple[str, str | None]]:
+    if balance is None:
+        return []
+    names = {
+        "planned_idle": "planned idle time of ranks",
+        "unbalanced_idle": "idle time without the plan",
+        "idle_tokens": "tokens that ranks lack to the most of any",
+        "idle_samples": "samples that ranks lack to the most of any",
+        "moved": "samples that move",
+    }
+    return [(text, _scaled(balance[name], 100, "%")) for name, text in names.items()]
 
 
 def _scaled(value: float | None, factor: float, unit: str) -> str | None:

@@ -1,70 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a sample by its length, fitted on the device.
 
-Idea: a pass over a batch of T tokens in samples of L tokens each takes t = c + a T (1 + w L). c is the fixed time of a
-pass. a is the time of the matrix products of a token, and a w L that of its attention, which grows with the sample.
-Three passes give w: half of T short tokens, all of T in short samples, and all of T in long ones.
+Idea: a pass over n samples of L tokens each takes t = c + a n (L + w L^2). c is the fixed time of a pass. a is the time
+of the matrix products of a token, and a w L that of its attention, which grows with the sample. FreeScale takes the
+power t = c + a n L^e instead. Both are fitted to a dozen passes, by least squares of relative errors: the second one
+for each exponent of a grid.
 
-Example: 10,000 tokens take 12 ms in samples of 100 tokens and 20 ms in samples of 2,000; 5,000 tokens in short samples
-take 7 ms. Then c is 2 ms, so a (1 + 100 w) is 1 us and a (1 + 2,000 w) is 1.8 us, and w is 0.00044.
+Example: a token takes 1 us, with 0.0005 us more for each token of its sample, and a pass 2 ms beside that. Then w is
+0.0005. Over lengths of 200 to 3,200 the power with the least error has the exponent 1.25, and misses times by 6%.
 
-Invariants: all ranks take the largest w of any.
-Source: MTGRBoost, algorithm 1, counts tokens. The square term is that of causal attention.
+Invariants: all ranks take the longest time of each pass, and the fit of rank 0.
+Complexity: passes over 7 times the tokens given, for each repetition.
+Source: MTGRBoost, algorithm 1, counts tokens. The square term is that of causal attention. FreeScale (MLSys 2026) has
+the power.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from headway.training.trial_passes import TrialPasses
 
-_SHORT_PART = 16  #: Short samples have 1/16 of the length of long ones.
+#: Lengths are the longest divided by these, and numbers of tokens all divided by those.
+_LENGTH_PARTS, _TOKEN_PARTS = (1, 2, 4, 16), (1, 2, 4)
+_EXPONENTS = torch.arange(100, 201, dtype=torch.float64) / 100
 
 
-def fit_square_weight(
+class Pass(NamedTuple):
+    """A measured pass over ``num_samples`` samples of ``length`` tokens each."""
+
+    num_samples: int
+    length: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FittedCost:
+    """Both fits.
+
+    Attributes:
+        square: w; at least 0.
+        exponent: e, from 1 to 2.
+        square_error, power_error: mean error of a fit over the passes, relative to their times.
+    """
+
+    square: float
+    exponent: float
+    square_error: float
+    power_error: float
+
+
+def measure_cost(
     passes: TrialPasses, *, tokens: int, longest: int, device: torch.device, group: dist.ProcessGroup | None = None
-) -> float:
-    """Returns w: a sample of L tokens costs L + w L^2 times as much as a token without attention.
-
-    All ranks call it.
+) -> FittedCost:
+    """Measures passes and fits both costs. All ranks call it.
 
     Args:
         passes: measures passes.
-        tokens: tokens of a timed batch.
+        tokens: most tokens of a timed batch.
         longest: tokens of a long sample.
         device: of numbers that are exchanged.
         group: ranks of the training; None: this rank alone.
     """
-    long = max(2, min(longest, tokens))
-    short = max(2, long // _SHORT_PART)
-    few, many, in_long = (
-        passes.time(count=max(1, size // length), length=length)
-        for size, length in ((tokens // 2, short), (tokens, short), (tokens, long))
+    longest = max(2, min(longest, tokens))
+    measured = []
+    for length in sorted({max(2, longest // part) for part in _LENGTH_PARTS}):
+        for count in sorted({max(1, tokens // part // length) for part in _TOKEN_PARTS}):
+            _, seconds = passes.time(count=count, length=length)
+            measured.append(Pass(count, length, seconds))
+    if group is None or group.size() == 1:
+        return fit_cost(measured)
+    times = torch.tensor([each.seconds for each in measured], dtype=torch.float64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
+    fitted = fit_cost([each._replace(seconds=s) for each, s in zip(measured, times.tolist(), strict=True)])
+    # Hosts may differ in the last bit of a fit.
+    of_first = torch.tensor(astuple(fitted), dtype=torch.float64, device=device)
+    dist.broadcast(of_first, group_src=0, group=group)
+    return FittedCost(*of_first.tolist())
+
+
+def fit_cost(passes: Sequence[Pass]) -> FittedCost:
+    """Fits both costs to passes with at least two lengths and two numbers of tokens."""
+    num_samples, lengths, seconds = torch.tensor(passes, dtype=torch.float64).unbind(1)
+    fixed = torch.ones_like(lengths)
+    (_, of_token, of_square), square_error = _fit(
+        [fixed, num_samples * lengths, num_samples * lengths.square()], seconds
     )
-    weight = square_weight((few, many, in_long), short=short, long=long)
-    if group is not None and group.size() > 1:
-        of_ranks = torch.tensor([weight], dtype=torch.float64, device=device)
-        dist.all_reduce(of_ranks, op=dist.ReduceOp.MAX, group=group)
-        weight = float(of_ranks)
-    return weight
+    square = max(of_square, 0.0) / max(of_token, 1e-15)
+    powers = [_fit([fixed, num_samples * lengths.pow(exponent)], seconds)[1] for exponent in _EXPONENTS]
+    best = min(range(len(powers)), key=powers.__getitem__)
+    return FittedCost(square, float(_EXPONENTS[best]), square_error, powers[best])
 
 
-def square_weight(
-    times: tuple[tuple[int, float], tuple[int, float], tuple[int, float]], *, short: int, long: int
-) -> float:
-    """Solves for w.
-
-    Args:
-        times: (tokens, seconds) of a pass of few short samples, of many short ones, and of long ones.
-        short, long: tokens of a sample.
-    Returns:
-        at least 0, also if noise makes long samples cheaper.
-    """
-    (few, few_s), (many, many_s), (in_long, in_long_s) = times
-    a_token_in_short = max((many_s - few_s) / max(many - few, 1), 1e-12)
-    fixed_s = max(many_s - many * a_token_in_short, 0.0)
-    a_token_in_long = (in_long_s - fixed_s) / in_long
-    slope = max(a_token_in_long - a_token_in_short, 0.0) / max(long - short, 1)
-    alone = a_token_in_short - short * slope  # A token without attention.
-    return slope / max(alone, a_token_in_short * 1e-3)
+def _fit(columns: Sequence[torch.Tensor], seconds: torch.Tensor) -> tuple[list[float], float]:
+    """Returns the factors of the columns with the least squares of relative errors, and the mean relative error."""
+    inputs = torch.stack(list(columns), dim=1) / seconds[:, None]
+    scales = inputs.abs().max(0).values  # Tokens and their squares differ by orders of magnitude.
+    factors = torch.linalg.lstsq(inputs / scales, torch.ones_like(seconds)[:, None]).solution[:, 0] / scales
+    return factors.tolist(), float((inputs @ factors - 1).abs().mean())

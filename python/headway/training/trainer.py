@@ -43,10 +43,12 @@ from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
 from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
+from headway.parallel.balance import BalancedSteps, BalanceError, BalancePlan, SampleExchange, SampleWeight
 from headway.training.budget_tuning import tune_budget
 from headway.training.checkpoints import Checkpoints, Manifest
 from headway.training.config import ConfigError, TrainingConfig
 from headway.training.device_memory import DeviceMemory, is_out_of_memory, ranks_of_host
+from headway.training.parity import expect_additive
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (
     Progress,
@@ -55,10 +57,11 @@ from headway.training.progress import (
     exchange_seconds,
     figures_of,
     gather,
+    means_of,
     waits,
 )
 from headway.training.report import write_report
-from headway.training.sample_cost import fit_square_weight
+from headway.training.sample_cost import measure_cost
 from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
@@ -163,12 +166,15 @@ class Trainer:
             if self.out is None:
                 raise ConfigError("run.tensorboard needs a folder: give --out, or out of Trainer")
         self._tensorboard: TensorBoard | None = None
+        self._balance_group: dist.ProcessGroup | None = None
+        self._balanced: BalancedSteps | None = None
         self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
         self.step = 0
         self._next = Position()
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
         self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
         self._square_weight = config.data.square_weight or None  #: None: not known yet.
+        self._weight_exponent = config.data.weight_exponent or None  #: None: not known yet.
         self._budget = config.data.budget  #: 0: not known yet, or none.
         self._checkpoints = (
             None
@@ -242,13 +248,16 @@ class Trainer:
     def _train(self, begin: float) -> Iterator[Progress]:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
+        self._expect_same_balance()
         nothing = collate([], self.config.data.schema()).to(self.device)
         self._train_step.settle_buckets(nothing, seed=self.config.run.seed, step=self.step)
         reader = self._input.training_reader(self._next, self._make_budget())
         steps = iter(reader)
         left = None if self.num_steps is None else self.num_steps - self.step
+        of_rank = itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps
+        self._balanced = self._balance(of_rank) if self.config.data.moves_samples else None
         pipeline = Pipeline(
-            itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps,
+            self._balanced or of_rank,
             device=self.device,
             count=self._count,
             start_lookups=getattr(self.model, "start_lookups", None),
@@ -258,7 +267,12 @@ class Trainer:
         window = self._window()
         epoch = self._next.epoch
         trace = StepTrace(self._traced_steps, self.out, self.group)
-        with contextlib.closing(steps), contextlib.closing(pipeline), trace:  # type: ignore[type-var]
+        with (
+            contextlib.closing(steps),  # type: ignore[type-var]
+            contextlib.closing(self._balanced) if self._balanced is not None else contextlib.nullcontext(),
+            contextlib.closing(pipeline),
+            trace,
+        ):
             while self.step != self.num_steps:
                 trace.move_to(self.step)
                 with record_function("wait for the step"):
@@ -288,6 +302,35 @@ class Trainer:
             self._say(f"trace: {trace.path}")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
+
+    def _expect_same_balance(self) -> None:
+        """Checks that all ranks balance alike. Otherwise some would wait for exchanges that others do not make."""
+        if self.group is None:
+            return
+        data = self.config.data
+        names = ("balance", "scope", "planner", "weight_model", "max_tokens", "global_batch", "micro_batches")
+        try:
+            SampleExchange(self.group).expect_same({name: getattr(data, name) for name in names})
+        except BalanceError as error:
+            raise ConfigError(str(error)) from error
+
+    def _balance(self, steps: Iterator[StepBatch]) -> BalancedSteps:
+        """Moves the samples of the steps between ranks, over a group of its own."""
+        plan = self._make_plan()
+        if self._balance_group is None and self.group is not None and self.num_ranks > 1:
+            backend = dist.get_backend(self.group)
+            self._balance_group = dist.new_group(  # type: ignore[assignment]
+                dist.get_process_group_ranks(self.group),
+                backend="gloo" if backend == "nccl" else backend,
+                use_local_synchronization=self.group is not dist.group.WORLD,
+            )
+        return BalancedSteps(
+            steps,
+            plan=plan,
+            schema=self.config.data.schema(),
+            group=self._balance_group,
+            pin_memory=self.device.type == "cuda",
+        )
 
     def _count(self, step: StepBatch) -> list[int]:
         """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
@@ -356,19 +399,11 @@ class Trainer:
     def _make_budget(self) -> Budget | None:
         """Returns the limit of a micro-batch, and measures what is not set; None: steps have a number of samples."""
         data = self.config.data
-        if data.balance == "none":
+        if data.balance != "budget":
             return None
-        passes = functools.partial(
-            TrialPasses, self.model, data.schema(), device=self.device, autocast=self._train_step.autocast
-        )
         longest, group = self._input.longest, self.group
-        if data.budget_unit == "weight" and self._square_weight is None:
-            with passes() as measured:
-                tokens = self._budget or _SAMPLES_TO_FIT * longest
-                self._square_weight = fit_square_weight(
-                    measured, tokens=tokens, longest=longest, device=self.device, group=group
-                )
-            self._say_once(f"a sample of L tokens weighs L + {self._square_weight:.3g} L^2")
+        if data.budget_unit == "weight":
+            self._measure_cost()
         weight = self._square_weight or 0.0
         if not self._budget:
             memory = DeviceMemory(
@@ -376,7 +411,7 @@ class Trainer:
                 num_ranks=ranks_of_host(self.num_ranks),
                 extra_bytes=self._train_step.state.bytes_of_first_update(),
             )
-            with passes(warmups=1, rounds=3) as measured:
+            with self._trial_passes(warmups=1, rounds=3) as measured:
                 tuned = tune_budget(
                     measured,
                     memory,
@@ -392,6 +427,47 @@ class Trainer:
                 + ("more do not fit" if tuned.is_bound_by_memory else "twice as many are less than 1% faster per token")
             )
         return Budget(self._budget, weight)
+
+    def _make_plan(self) -> BalancePlan:
+        """Returns how samples are divided among ranks, and measures the cost of a sample where it is not set."""
+        data = self.config.data
+        expect_additive(self.model, data.schema(), self._trial_passes)
+        self._measure_cost()
+        weight = (
+            SampleWeight(exponent=self._weight_exponent)
+            if data.weight_model == "power"
+            else SampleWeight(square=self._square_weight or 0.0)
+        )
+        return BalancePlan(
+            mode="fixed" if data.balance == "fixed" else "variable",
+            planner=data.planner,
+            weight=weight,
+            max_tokens=data.max_tokens,
+            micro_batches=data.micro_batches,
+        )
+
+    def _trial_passes(self, **options: int) -> TrialPasses:
+        return TrialPasses(
+            self.model, self.config.data.schema(), device=self.device, autocast=self._train_step.autocast, **options
+        )
+
+    def _measure_cost(self) -> None:
+        """Measures the cost of a sample by its length, unless it is set or of a checkpoint."""
+        is_power = self.config.data.weight_model == "power"
+        if (self._weight_exponent if is_power else self._square_weight) is not None:
+            return
+        longest = self._input.longest
+        with self._trial_passes() as measured:
+            tokens = self._budget or _SAMPLES_TO_FIT * longest
+            cost = measure_cost(measured, tokens=tokens, longest=longest, device=self.device, group=self.group)
+        if is_power:
+            self._weight_exponent = cost.exponent
+        else:
+            self._square_weight = cost.square
+        self._say_once(
+            f"a sample of L tokens costs L + {cost.square:.3g} L^2, which misses measured times by "
+            f"{cost.square_error:.1%}, or L^{cost.exponent:.2f}, which misses them by {cost.power_error:.1%}"
+        )
 
     def _say_once(self, line: str) -> None:
         if self.rank == 0:
@@ -415,6 +491,7 @@ class Trainer:
             config=self.config.as_dict(),
             square_weight=self._square_weight,
             budget=self._budget,
+            weight_exponent=self._weight_exponent,
         )
         return self._checkpoints.save(manifest, self._train_step.state.dense(), self.tables)
 
@@ -449,6 +526,7 @@ class Trainer:
         if self._square_weight is None:
             self._square_weight = manifest.square_weight
         self._budget = self._budget or manifest.budget
+        self._weight_exponent = self._weight_exponent or manifest.weight_exponent
         return True
 
     @contextlib.contextmanager
@@ -489,6 +567,7 @@ class Trainer:
             skipped_steps=self._train_step.state.scaler.num_skipped,
             seconds=time.monotonic() - begin,
             flops_per_s=None if math.isnan(flops) else flops,
+            balance=None if self._balanced is None else means_of(self._balanced.take_spreads()),
         )
 
     def _report(self, progress: Progress) -> None:

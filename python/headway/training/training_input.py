@@ -59,7 +59,7 @@ class TrainingInput:
         return self._reader(self.folder).steps_per_epoch
 
     def training_reader(self, start: Position, budget: Budget | None) -> BatchReader | BudgetReader:
-        """Returns a reader of the training samples of this rank.
+        """Returns a reader of the training samples of this rank. Steps whose samples move have one batch.
 
         Args:
             start: position of its first step.
@@ -67,7 +67,9 @@ class TrainingInput:
         """
         data, epochs = self._config.data, self._config.run.epochs
         if budget is None:
-            return self._reader(self.folder, start=start, epochs=epochs, order=data.order)
+            moves = data.moves_samples
+            options = {"micro_batches": 1, "pin_memory": False} if moves else {}
+            return self._reader(self.folder, start=start, epochs=epochs, order=data.order, **options)
         with _as_config_error():
             return BudgetReader(
                 self.folder, budget=budget, start=start, epochs=epochs, **self._options(data.micro_batches)
@@ -105,8 +107,7 @@ class TrainingInput:
             return BatchReader(
                 folder,
                 global_batch=global_batch,
-                **self._options(data.micro_batches if micro_batches is None else micro_batches),
-                **options,
+                **self._options(data.micro_batches if micro_batches is None else micro_batches) | options,
             )
 
     def _options(self, micro_batches: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -64,8 +64,7 @@ class TrialPasses:
         seconds = []
         for _ in range(self._warmups + self._rounds):
             began = time.perf_counter()
-            with self._autocast():
-                sums = self._model(batch, seed=0, step=0)
+            sums = self.forward(batch)
             loss_of(sums, counts).backward()  # type: ignore[no-untyped-call]
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -73,6 +72,11 @@ class TrialPasses:
             self._drop_gradients()  # Gradients of tables would add up in memory.
         tokens = host.num_events + count * len(self._schema.context)
         return tokens, statistics.median(seconds[self._warmups :])
+
+    def forward(self, batch: SampleBatch) -> Any:
+        """Returns the sum of the losses of each head. The batch may be in host memory."""
+        with self._autocast():
+            return self._model(batch.to(self._device), seed=0, step=0)
 
     def _drop_gradients(self) -> None:
         self._model.zero_grad(set_to_none=True)
@@ -96,3 +100,16 @@ def make_samples(schema: SampleSchema, *, count: int, length: int) -> SampleBatc
         labels={name: torch.zeros(count) for name in schema.labels},
         max_tokens=length,
     )
+
+
+def join_batches(one: SampleBatch, other: SampleBatch) -> SampleBatch:
+    """Returns a batch with the samples of both, of the same schema."""
+
+    def both(name: str) -> Any:
+        first, second = getattr(one, name), getattr(other, name)
+        if isinstance(first, Mapping):
+            return {key: torch.cat([first[key], second[key]]) for key in first}
+        return None if first is None else torch.cat([first, second])
+
+    tensors = ("sample_ids", "context", "events", "actions", "history_lengths", "target_lengths", "times", "labels")
+    return SampleBatch(**{name: both(name) for name in tensors}, max_tokens=max(one.max_tokens, other.max_tokens))

@@ -8,12 +8,13 @@ Each rank fills a batch with samples up to ``budget`` tokens, so numbers of samp
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from headway.training import ConfigError, Trainer
-from headway.training.sample_cost import square_weight
+from headway.training.sample_cost import Pass, fit_cost
 from training_cases import Run, make_config, make_folder, most_difference, same_bits, train
 
 
@@ -58,20 +59,32 @@ def test_the_fitted_weight_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
     lines: list[str] = []
     config = budget_config(folder, data=by_weight, run={"max_steps": 2})
     result = Trainer(config, out=tmp_path, say=lines.append).run()
-    assert "a sample of L tokens weighs L + " in lines[0] and result.checkpoint is not None
+    assert "a sample of L tokens costs L + " in lines[0] and result.checkpoint is not None
     fitted = json.loads((result.checkpoint / "manifest.json").read_text())["square_weight"]
     lines.clear()
     later = Trainer(budget_config(folder, data=by_weight), out=tmp_path, say=lines.append)
     assert later.resume()
     later.run()
-    assert later._square_weight == fitted and not any("weighs" in line for line in lines)
+    assert later._square_weight == fitted and not any("costs" in line for line in lines)
 
 
-def test_square_weight_solves_the_example_of_its_module() -> None:
-    # (tokens, seconds) of a pass: few tokens in short samples, many in short ones, as many in long ones.
-    times = ((5_000, 0.007), (10_000, 0.012), (10_000, 0.020))
-    assert square_weight(times, short=100, long=2_000) == pytest.approx(0.00044, rel=0.01)
-    assert square_weight(((50, 1.0), (100, 2.0), (100, 1.5)), short=4, long=64) == 0, "noise: long ones are cheaper"
+def passes_of(seconds: Callable[[int, int], float]) -> list[Pass]:
+    return [
+        Pass(tokens // length, length, seconds(tokens // length, length))
+        for length in (200, 800, 1600, 3200)
+        for tokens in (3200, 6400, 12800)
+    ]
+
+
+def test_the_cost_of_a_sample_is_found_from_times_of_passes() -> None:
+    # The example of the module: 2 ms, and 1 us for a token with 0.0005 us more for each token of its sample.
+    found = fit_cost(passes_of(lambda count, length: 2e-3 + 1e-6 * count * length * (1 + 5e-4 * length)))
+    assert found.square == pytest.approx(0.0005) and found.square_error < 1e-9
+    assert found.exponent == 1.25 and found.power_error == pytest.approx(0.064, abs=0.001)
+    found = fit_cost(passes_of(lambda count, length: 1e-3 + 1e-7 * count * length**1.4))
+    assert found.exponent == 1.4 and found.power_error < 1e-9 and found.square_error > 0.05
+    cheaper = fit_cost(passes_of(lambda count, length: 1e-6 * count * length * (1 - 5e-5 * length)))
+    assert cheaper.square == 0, "noise: long samples are cheaper"
 
 
 @pytest.mark.parametrize(
