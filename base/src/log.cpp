@@ -15,6 +15,8 @@
 // Invariants:
 // - `mutex` is never held during a call of the callback or a write to stderr.
 // - num_delivered <= num_queued. flush_log() waits until num_delivered has reached the num_queued that it saw.
+// - A full queue drops new records until it is half empty. One entry at their place counts them, so records stay in
+//   order, and all that were queued before a call of flush_log() are delivered when it returns true.
 // - After fork() the child has no log thread, and a copy of the queue that belongs to its parent. It starts with a new
 //   state, which keeps the callback and the level. The mutex is held during fork(), so the copy is consistent.
 // - The state is never destroyed: threads may log while the process exits.
@@ -48,6 +50,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxWaiting = 4096;  ///< Records in the queue; later ones are dropped.
+constexpr std::size_t kResumeAt = kMaxWaiting / 2;
 /// Time without a record after which the log's thread ends. The next record starts another one.
 constexpr milliseconds kIdleTime{2000};
 constexpr char const* kVariable = "HEADWAY_LOG";
@@ -80,12 +83,19 @@ LogLevel level_of_variable() noexcept {
   }
 }
 
+/// A record in the queue, or the place of records that were dropped.
+struct Entry {
+  LogRecord record{};
+  std::uint64_t num_dropped = 0;  ///< If it is not 0, `record` is empty.
+};
+
 /// The queue and what the log's thread needs.
 struct State {
   std::mutex mutex;  ///< Guards all fields but `level`.
   std::condition_variable queued, delivered;
-  std::deque<LogRecord> waiting;
-  std::uint64_t num_queued = 0, num_delivered = 0, num_dropped = 0;
+  std::deque<Entry> waiting;
+  std::uint64_t num_queued = 0, num_delivered = 0;
+  bool is_dropping = false;
   std::shared_ptr<LogCallback const> callback;  ///< Null: records go to stderr.
   bool has_thread = false;
   std::thread::id thread;
@@ -129,19 +139,27 @@ void deliver(LogRecord const& record, LogCallback const* callback) noexcept {
   }
 }
 
-/// Takes the next record. Records that were dropped before it are reported first.
-LogRecord take_next(State& log) {
-  if (log.num_dropped > 0) {
-    auto const count = std::exchange(log.num_dropped, 0);
-    ++log.num_queued;
-    return {.level = LogLevel::kWarning,
-            .subsystem = "log",
-            .message = std::to_string(count) + " records were dropped: they come faster than they are delivered",
-            .time = std::chrono::system_clock::now()};
+/// Appends a record, or counts it as dropped.
+void append(State& log, LogRecord record) {
+  log.is_dropping = log.waiting.size() > (log.is_dropping ? kResumeAt : kMaxWaiting - 1);
+  if (log.is_dropping && log.waiting.back().num_dropped > 0) {
+    ++log.waiting.back().num_dropped;
+    return;
   }
-  LogRecord record = std::move(log.waiting.front());
+  log.waiting.push_back(log.is_dropping ? Entry{.num_dropped = 1} : Entry{.record = std::move(record)});
+  ++log.num_queued;
+}
+
+/// Takes the next record, or the report of those that were dropped at its place.
+LogRecord take_next(State& log) {
+  Entry entry = std::move(log.waiting.front());
   log.waiting.pop_front();
-  return record;
+  if (entry.num_dropped == 0) return std::move(entry.record);
+  return {
+      .level = LogLevel::kWarning,
+      .subsystem = "log",
+      .message = std::to_string(entry.num_dropped) + " records were dropped: they come faster than they are delivered",
+      .time = std::chrono::system_clock::now()};
 }
 
 /// Loop of the log's thread.
@@ -150,13 +168,13 @@ void run(State& log) noexcept {
   std::unique_lock lock(log.mutex);
   log.thread = std::this_thread::get_id();
   for (;;) {
-    auto const has_records = [&] { return !log.waiting.empty() || log.num_dropped > 0; };
-    if (!log.queued.wait_for(lock, kIdleTime, has_records)) break;
+    if (!log.queued.wait_for(lock, kIdleTime, [&] { return !log.waiting.empty(); })) break;
     LogRecord const record = take_next(log);
     auto callback = log.callback;
     lock.unlock();
     deliver(record, callback.get());
-    callback.reset();  // Its destructor is the program's code.
+    callback.reset();              // Its destructor is the program's code.
+    if (&state() != &log) return;  // The callback forked, and this is the child: the parent has the mutex of `log`.
     lock.lock();
     ++log.num_delivered;
     log.delivered.notify_all();
@@ -195,12 +213,7 @@ void log(LogLevel level, std::string_view subsystem, int rank, std::string_view 
     {
       std::lock_guard const lock(log.mutex);
       if (ensure_thread(log)) {
-        if (log.waiting.size() >= kMaxWaiting) {
-          ++log.num_dropped;
-        } else {
-          log.waiting.push_back(std::move(record));
-          ++log.num_queued;
-        }
+        append(log, std::move(record));
         log.queued.notify_one();
         return;
       }
@@ -225,7 +238,7 @@ bool flush_log(milliseconds timeout) {
   State& log = state();
   std::unique_lock lock(log.mutex);
   if (log.thread == std::this_thread::get_id()) return false;
-  auto const goal = log.num_queued + (log.num_dropped > 0 ? 1 : 0);
+  auto const goal = log.num_queued;
   return log.delivered.wait_for(lock, timeout, [&] { return log.num_delivered >= goal; });
 }
 

@@ -138,6 +138,36 @@ TEST_F(Log, CountsTheRecordsThatASlowCallbackMakesItDrop) {
   EXPECT_EQ(messages_.size() - num_reports + num_dropped, std::size_t{kCount});
 }
 
+TEST_F(Log, DeliversRecordsUnderOverload) {
+  // Records keep coming while the callback is slow, so there is always one that was dropped.
+  set_log_callback(
+      [this](LogRecord const& record) {
+        messages_.push_back(record.message);
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      },
+      LogLevel::kInfo);
+  constexpr int kCount = 6000, kMore = 400;
+  for (int i = 0; i < kCount; ++i) log(LogLevel::kInfo, "group", 0, std::to_string(i));
+  for (int i = 0; i < kMore; ++i) {
+    log(LogLevel::kInfo, "group", 0, std::to_string(kCount + i));
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  ASSERT_TRUE(flush_log(kLimit));
+  // Numbers ascend, and a report stands where its records are missing.
+  std::size_t expected = 0, num_reports = 0;
+  for (auto const& message : messages_) {
+    if (message.find("records were dropped") != std::string::npos) {
+      expected += std::stoul(message);
+      ++num_reports;
+    } else {
+      EXPECT_EQ(std::stoul(message), expected++);
+    }
+  }
+  EXPECT_EQ(expected, std::size_t{kCount + kMore});
+  EXPECT_GE(messages_.size(), 4096 + num_reports);
+  EXPECT_LE(num_reports, 3U);
+}
+
 TEST_F(Log, ServesSeveralThreads) {
   keep_messages();
   {

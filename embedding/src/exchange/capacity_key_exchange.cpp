@@ -12,7 +12,8 @@
 //   the last one in a message of 2 words. Next time there is room for 8 keys.
 //
 // Format: words of 64 bits in the byte order of the host. One for each merged table: its number of keys. Then, table by
-//   table, two for each key: the id, and the number of its table in the lower half beside its count in the upper one.
+//   table, two for each key: the id, and the number of its table in the lower half beside its count in the upper one,
+//   which is how often the key occurs in the sender's batch.
 // Invariants: room changes when a batch is finished, and all ranks finish batches in one order, so both ranks of a pair
 //   use the same numbers. The own message has as much room as it needs.
 // Complexity: one exchange; 16 bytes for each key, and 8 for each merged table and rank.
@@ -31,6 +32,7 @@ namespace {
 
 class CapacityKeyExchange final : public KeyExchange {
  public:
+  /// @param number of the batch, which tells its messages from those of other batches
   CapacityKeyExchange(BatchDevice& device, Exchanger& exchanger, KeyRoom& room, std::span<RoutedKeys const> tables,
                       std::uint64_t number)
       : device_(device),
@@ -121,7 +123,7 @@ class CapacityKeyExchange final : public KeyExchange {
     device_.encode(pieces);
   }
 
-  /// The memory of an exchange between these blocks.
+  /// Keeps the blocks, and the sizes that an exchange writes, alive while it runs.
   [[nodiscard]] std::shared_ptr<void const> memory_of(RankBlocks<std::uint64_t> const& sent,
                                                       RankBlocks<std::uint64_t> const& received) const {
     return owners_of(sent.all(), received.all(), Block<std::size_t>{*received_bytes_, received_bytes_});

@@ -24,8 +24,8 @@ TEST(Backoff, SleepsOnceTheSpinTimeIsOver) {
 }
 
 TEST(Backoff, ALongerSpinTimePutsSleepOff) {
-  Backoff backoff(/*cores_are_shared=*/false);
   auto const from = Clock::now();
+  Backoff backoff(/*cores_are_shared=*/false);
   while (backoff.next(microseconds(5000)) != Backoff::Step::kSleep) continue;
   EXPECT_GE(Clock::now() - from, microseconds(5000));
 }
