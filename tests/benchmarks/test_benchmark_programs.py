@@ -121,6 +121,18 @@ def test_parquet_reader_is_compared_with_pyarrow(tmp_path: Path) -> None:
     assert all(point["rate"] > 0 for point in points)
 
 
+def test_sequence_balance_plans_and_replays(tmp_path: Path) -> None:
+    options = ("--samples", "4", "--longest", "64", "--replayed-tokens", "256", "--rounds", "1", "--replay")
+    points = run_benchmark("sequence_balance", tmp_path, "--ranks", "2", "8", *options, plots=False)
+    assert len(points) == 2 * 5 and points[0]["system"] == "unbalanced" and points[0]["plan_s"] is None
+    for point in points:
+        assert 0 <= point["planned_idle"] < 1 and 0 <= point["replayed_idle"] < 1 and point["median_s"] > 0
+        if point["system"].startswith("fixed"):
+            assert point["idle_samples"] == 0
+            unbalanced = points[0 if point["params"]["ranks"] == 2 else 5]
+            assert point["planned_idle"] <= unbalanced["planned_idle"] and point["ratio"] > 0
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]

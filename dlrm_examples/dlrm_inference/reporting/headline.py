@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The closing line of a run: Headway's best row beside synchronous DLRM and beside other systems at the same k.
 
-k is ``max_lag``, the number of exchanges that a rank may run ahead of the slowest; ``bls`` in names of systems stands for bounded-lag synchronous.
+k is ``max_lag``, the number of exchanges that a rank may run ahead of the slowest; ``bls`` in names of systems stands
+for bounded-lag synchronous.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ void deal_zigzag(BatchPlan const& plan) {
 void deal_segments(BatchPlan const& plan, std::int64_t total) {
   std::vector<std::int64_t> const ones(total == 0 ? plan.weights.size() : 0, 1);
   Numbers const weights = total == 0 ? Numbers(ones) : plan.weights;
-  std::int64_t rest = total == 0 ? static_cast<std::int64_t>(ones.size()) : total;  // Of segments from this one on.
+  // The weight of this segment and of those behind it.
+  std::int64_t rest = total == 0 ? static_cast<std::int64_t>(ones.size()) : total;
   std::int64_t segment = 0, weight = 0;
   for (std::size_t const sample : heaviest_first(weights)) {
     std::int64_t const missing = rest / (plan.num_ranks - segment) - weight;

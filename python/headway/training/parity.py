@@ -44,7 +44,7 @@ def expect_additive(model: nn.Module, schema: SampleSchema, passes: Callable[[],
                 f'{name} scales by the longest sample of its batch (scale="batch_length"), so samples cannot move '
                 "between ranks: see data.balance"
             )
-    one, other = make_samples(schema, count=3, length=7), make_samples(schema, count=5, length=4)
+    one, other = (make_samples(schema, torch.full((count,), length)) for count, length in ((3, 7), (5, 4)))
     with passes() as measured:
         of_parts = [_losses(measured, batch) for batch in (one, other)]
         of_both = _losses(measured, join_batches(one, other))

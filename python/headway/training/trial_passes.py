@@ -58,7 +58,13 @@ class TrialPasses:
 
         Contextual tokens are counted. A sample has at least a token of history and a target.
         """
-        host = make_samples(self._schema, count=count, length=max(2, length - len(self._schema.context)))
+        events = max(2, length - len(self._schema.context))
+        host = make_samples(self._schema, torch.full((count,), events))
+        tokens = host.num_events + count * len(self._schema.context)
+        return tokens, self.time_of(host)
+
+    def time_of(self, host: SampleBatch) -> float:
+        """Returns the median seconds of a pass over a batch in host memory."""
         batch = host.to(self._device)
         counts = self._model.count_terms(host)
         seconds = []
@@ -70,8 +76,7 @@ class TrialPasses:
                 torch.cuda.synchronize(self._device)
             seconds.append(time.perf_counter() - began)
             self._drop_gradients()  # Gradients of tables would add up in memory.
-        tokens = host.num_events + count * len(self._schema.context)
-        return tokens, statistics.median(seconds[self._warmups :])
+        return statistics.median(seconds[self._warmups :])
 
     def forward(self, batch: SampleBatch) -> Any:
         """Returns the sum of the losses of each head. The batch may be in host memory."""
@@ -85,20 +90,28 @@ class TrialPasses:
                 each.optimizer.zero_grad()
 
 
-def make_samples(schema: SampleSchema, *, count: int, length: int) -> SampleBatch:
-    """Makes ``count`` samples of ``length`` events, the last of which is the target. No two events share an id."""
-    events = torch.arange(count * length)
-    targets, history = torch.ones(count, dtype=torch.int64), torch.full((count,), length - 1)
+def make_samples(schema: SampleSchema, lengths: torch.Tensor, *, num_targets: int = 1) -> SampleBatch:
+    """Makes samples whose events all have ids of their own.
+
+    Args:
+        schema: of the samples.
+        lengths: (B,) int64, events of each sample, targets included; all above ``num_targets``.
+        num_targets: the last events of each sample.
+    """
+    count, num_events = len(lengths), int(lengths.sum())
+    events = torch.arange(num_events)
+    begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    targets = torch.full((count,), num_targets)
     return SampleBatch(
         sample_ids=torch.arange(count),
         context={name: torch.arange(count) for name in schema.context},
         events=dict.fromkeys(schema.events, events),
-        actions={name: torch.zeros(count * (length - 1), dtype=torch.int64) for name in schema.actions},
-        history_lengths=history,
+        actions={name: torch.zeros(num_events - num_targets * count, dtype=torch.int64) for name in schema.actions},
+        history_lengths=lengths - num_targets,
         target_lengths=targets,
-        times=None if schema.time is None else events % length,
-        labels={name: torch.zeros(count) for name in schema.labels},
-        max_tokens=length,
+        times=None if schema.time is None else events - begins,
+        labels={name: torch.zeros(num_targets * count) for name in schema.labels},
+        max_tokens=int(lengths.max()) if count else 0,
     )
 
 
