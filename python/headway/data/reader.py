@@ -44,11 +44,13 @@ class Position:
         epoch, step: numbers of the epoch, and of the step in it.
         taken: rows of each stream before this step; empty if the step alone tells. A ``BudgetReader`` knows those of
             its own streams, and has 0 for the others.
+        samples: samples of the epoch before this step, where steps have a budget over all ranks; else 0.
     """
 
     epoch: int = 0
     step: int = 0
     taken: tuple[int, ...] = ()
+    samples: int = 0
 
 
 START = Position()

@@ -40,19 +40,20 @@ class DataConfig:
         context, events, actions, labels, time, group: columns; see ``headway.data.SampleSchema``. An empty ``time`` or
             ``group`` means that there is none.
         order: ``shuffled``, or ``time``: the order of the files.
-        balance: ``none``: a step has ``global_batch`` samples, and each rank computes those that it reads. ``budget``:
-            each rank fills its batches up to ``budget``, so they take about the same time; see
-            ``headway.data.BudgetReader``. ``fixed``, ``variable``: the samples of a step move between ranks, so that
-            all have about the same work; with ``fixed`` all get as many, +-1. See ``headway.parallel.balance``.
+        balance: how work is divided among ranks. ``none``: a step has ``global_batch`` samples, and each rank computes
+            those that it reads. ``budget``: each rank fills its batches up to ``budget``, so they take about the same
+            time; see ``headway.data.BudgetReader``. ``fixed``, ``variable``: the samples of a step move between ranks,
+            so that all have about the same work; with ``fixed`` all get as many, +-1. See ``headway.parallel.balance``.
         scope: ``local``: no sample moves between ranks. ``global``: samples move, as ``fixed`` and ``variable`` need.
+            With ``budget`` a step then has one budget over all ranks, and does not depend on their number.
         planner: with ``global``: ``greedy``, ``zigzag`` (of ``fixed``) or ``segments`` (of ``variable``); see
             ``headway.ops.plan_batches``.
-        weight_model: with ``global``: a sample of L tokens weighs L + ``square_weight`` L^2 (``square``), or
-            L^``weight_exponent`` (``power``).
+        weight_model: with ``fixed`` and ``variable``: a sample of L tokens weighs L + ``square_weight`` L^2
+            (``square``), or L^``weight_exponent`` (``power``).
         max_tokens: with ``global``: most tokens of a micro-batch of a rank; 0: no limit.
         global_batch: samples of a step, over all ranks; not with a budget. Default: ``DEFAULT_BATCH``.
         budget: most tokens of a micro-batch of a rank, contextual ones included; 0: measured on the device before the
-            first step (``headway.training.budget_tuning``).
+            first step (``headway.training.budget_tuning``). With ``global``: most tokens of a step over all ranks.
         budget_memory: largest part of the device's memory that a measured budget may use.
         budget_unit: ``tokens``, or ``weight``: a sample of L tokens counts as L + ``square_weight`` L^2.
         square_weight, weight_exponent: cost of attention over that of the rest, per token, and the power of a length;
@@ -98,7 +99,7 @@ class DataConfig:
     @property
     def moves_samples(self) -> bool:
         """Whether samples move between ranks before a step."""
-        return self.balance in ("fixed", "variable")
+        return self.scope == "global"
 
     def schema(self) -> SampleSchema:
         try:
@@ -336,12 +337,13 @@ class TrainingConfig:
 
     def _check_balance(self) -> None:
         data = self.data
-        if data.scope != ("global" if data.moves_samples else "local"):
-            raise ConfigError(
-                f'data.balance = "{data.balance}" needs data.scope = "{"global" if data.moves_samples else "local"}"'
-            )
-        if not data.moves_samples:
-            for name in ("planner", "weight_model", "max_tokens", "weight_exponent"):
+        needed = {"none": "local", "fixed": "global", "variable": "global"}.get(data.balance, data.scope)
+        if data.scope != needed:
+            raise ConfigError(f'data.balance = "{data.balance}" needs data.scope = "{needed}"')
+        if data.max_tokens and not data.moves_samples:
+            raise ConfigError('data.max_tokens needs data.scope = "global"')
+        if data.balance not in ("fixed", "variable"):
+            for name in ("planner", "weight_model", "weight_exponent"):
                 if getattr(data, name) != _default(DataConfig, name):
                     raise ConfigError(f'data.{name} needs data.balance = "fixed" or "variable"')
         if data.balance != "budget":
@@ -351,7 +353,7 @@ class TrainingConfig:
                 raise ConfigError('data.budget and budget_unit need data.balance = "budget"')
         if data.balance == "none" and data.square_weight:
             raise ConfigError("data.square_weight needs a data.balance that weighs samples")
-        if data.moves_samples:
+        if data.balance in ("fixed", "variable"):
             self._check_plan()
         if data.balance == "budget":
             self._check_budget()
@@ -369,7 +371,7 @@ class TrainingConfig:
 
     def _check_budget(self) -> None:
         data = self.data
-        _expect_from(0, "data.budget", data.budget)
+        _expect_from(1 if data.moves_samples else 0, "data.budget", data.budget)
         if not 0 < data.budget_memory <= 1:
             raise ConfigError(f"data.budget_memory must be above 0 and at most 1, not {data.budget_memory}")
         if data.global_batch is not None:

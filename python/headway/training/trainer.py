@@ -43,7 +43,14 @@ from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
 from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
-from headway.parallel.balance import BalancedSteps, BalanceError, BalancePlan, SampleExchange, SampleWeight
+from headway.parallel.balance import (
+    BalancedSteps,
+    BalanceError,
+    BalancePlan,
+    SampleExchange,
+    SampleWeight,
+    StepBudget,
+)
 from headway.training.budget_tuning import tune_budget
 from headway.training.checkpoints import Checkpoints, Manifest
 from headway.training.config import ConfigError, TrainingConfig
@@ -255,7 +262,7 @@ class Trainer:
         steps = iter(reader)
         left = None if self.num_steps is None else self.num_steps - self.step
         of_rank = itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps
-        self._balanced = self._balance(of_rank) if self.config.data.moves_samples else None
+        self._balanced = self._balance(steps, left) if self.config.data.moves_samples else None
         pipeline = Pipeline(
             self._balanced or of_rank,
             device=self.device,
@@ -308,15 +315,18 @@ class Trainer:
         if self.group is None:
             return
         data = self.config.data
-        names = ("balance", "scope", "planner", "weight_model", "max_tokens", "global_batch", "micro_batches")
+        names = ("balance", "scope", "planner", "weight_model", "max_tokens", "global_batch", "budget", "micro_batches")
         try:
             SampleExchange(self.group).expect_same({name: getattr(data, name) for name in names})
         except BalanceError as error:
             raise ConfigError(str(error)) from error
 
-    def _balance(self, steps: Iterator[StepBatch]) -> BalancedSteps:
+    def _balance(self, steps: Iterator[StepBatch], num_steps: int | None) -> BalancedSteps:
         """Moves the samples of the steps between ranks, over a group of its own."""
-        plan = self._make_plan()
+        plan, data = self._make_plan(), self.config.data
+        budget = None
+        if data.balance == "budget":
+            budget = StepBudget(data.budget, start=self._next, seed=self.config.run.seed)
         if self._balance_group is None and self.group is not None and self.num_ranks > 1:
             backend = dist.get_backend(self.group)
             self._balance_group = dist.new_group(  # type: ignore[assignment]
@@ -327,8 +337,10 @@ class Trainer:
         return BalancedSteps(
             steps,
             plan=plan,
-            schema=self.config.data.schema(),
+            schema=data.schema(),
             group=self._balance_group,
+            budget=budget,
+            num_steps=num_steps,
             pin_memory=self.device.type == "cuda",
         )
 
@@ -399,7 +411,7 @@ class Trainer:
     def _make_budget(self) -> Budget | None:
         """Returns the limit of a micro-batch, and measures what is not set; None: steps have a number of samples."""
         data = self.config.data
-        if data.balance != "budget":
+        if data.balance != "budget" or data.moves_samples:
             return None
         longest, group = self._input.longest, self.group
         if data.budget_unit == "weight":
@@ -432,7 +444,8 @@ class Trainer:
         """Returns how samples are divided among ranks, and measures the cost of a sample where it is not set."""
         data = self.config.data
         expect_additive(self.model, data.schema(), self._trial_passes)
-        self._measure_cost()
+        if data.balance != "budget" or data.budget_unit == "weight":
+            self._measure_cost()
         weight = (
             SampleWeight(exponent=self._weight_exponent)
             if data.weight_model == "power"

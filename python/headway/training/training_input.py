@@ -11,6 +11,7 @@ from typing import Any
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position
+from headway.parallel.balance.step_sources import CHUNK_SAMPLES
 from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig
 
 
@@ -59,16 +60,21 @@ class TrainingInput:
         return self._reader(self.folder).steps_per_epoch
 
     def training_reader(self, start: Position, budget: Budget | None) -> BatchReader | BudgetReader:
-        """Returns a reader of the training samples of this rank. Steps whose samples move have one batch.
+        """Returns a reader of the training samples of this rank.
+
+        Where samples move its steps have one batch, and with a budget over all ranks they are chunks for
+        ``BalancedSteps``.
 
         Args:
             start: position of its first step.
-            budget: limit of a micro-batch; None: steps have ``data.global_batch`` samples.
+            budget: limit of a micro-batch; None: steps have a number of samples.
         """
         data, epochs = self._config.data, self._config.run.epochs
         if budget is None:
-            moves = data.moves_samples
-            options = {"micro_batches": 1, "pin_memory": False} if moves else {}
+            options: dict[str, Any] = {"micro_batches": 1, "pin_memory": False} if data.moves_samples else {}
+            if data.moves_samples and data.balance == "budget":
+                start = Position(start.epoch, start.samples // CHUNK_SAMPLES)
+                options["global_batch"] = CHUNK_SAMPLES
             return self._reader(self.folder, start=start, epochs=epochs, order=data.order, **options)
         with _as_config_error():
             return BudgetReader(
@@ -102,11 +108,10 @@ class TrainingInput:
 
     def _reader(self, folder: ParquetFolder, *, micro_batches: int | None = None, **options: Any) -> BatchReader:
         data = self._config.data
-        global_batch = data.global_batch or DEFAULT_BATCH  # Evaluation has no budget.
+        options.setdefault("global_batch", data.global_batch or DEFAULT_BATCH)  # Evaluation has no budget.
         with _as_config_error():
             return BatchReader(
                 folder,
-                global_batch=global_batch,
                 **self._options(data.micro_batches if micro_batches is None else micro_batches) | options,
             )
 

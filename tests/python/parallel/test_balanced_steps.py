@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from headway.comm.rank_processes import run_ranks
 from headway.data import BatchReader, ParquetFolder, SampleBatch
-from headway.data.reader import Position, StepBatch
+from headway.data.reader import START, Position, StepBatch
 from headway.data.sample_batch import collate
-from headway.parallel.balance import BalancedSteps, BalanceError, BalancePlan, SampleWeight
+from headway.parallel.balance import BalancedSteps, BalanceError, BalancePlan, SampleWeight, StepBudget
 from headway.parallel.balance.records import pack, unpack, words_of
 from parquet_samples import SCHEMA, make_rows, write_folder
 
@@ -127,6 +127,48 @@ def expect_the_samples_of_the_reader(folder: ParquetFolder, found: list[Any], pl
     for spread in found[0][2]:
         assert spread["weight"] > (0.65 if plan.planner == "segments" else 0.8)
         assert 0 < spread["unbalanced"] <= 1 and 0 <= spread["moved"] <= 1
+
+
+def test_budgeted_steps_have_each_sample_once_and_resume_anywhere(folder: ParquetFolder) -> None:
+    """70 samples in chunks of 16: the last chunk of each of two epochs has 6."""
+
+    def read(start: Position = START, depth: int = 2) -> list[StepBatch]:
+        reader = BatchReader(
+            folder, global_batch=16, num_streams=12, epochs=2, start=Position(start.epoch, start.samples // 16)
+        )
+        budget = StepBudget(50, chunk_samples=16, start=start, seed=3)
+        steps = BalancedSteps(
+            iter(reader), plan=BalancePlan(mode="variable"), schema=SCHEMA, budget=budget, depth=depth
+        )
+        found = list(steps)
+        steps.close()
+        return found
+
+    steps = read()
+    for epoch in range(2):
+        of_epoch = [step for step in steps if step.position.epoch == epoch]
+        ids = [sample for step in of_epoch for sample in step.batches[0].sample_ids.tolist()]
+        assert sorted(ids) == list(range(70)) and ids != sorted(ids)
+        tokens = [int((step.batches[0].event_lengths + 1).sum()) for step in of_epoch]
+        assert max(tokens) <= 50 and min(tokens[:-1]) > 40
+        assert [step.position.step for step in of_epoch] == list(range(len(of_epoch)))
+    assert [step.next for step in steps[:-1]] == [step.position for step in steps[1:]]
+    assert steps[-1].next == Position(2)
+    for number in range(0, len(steps), 3):
+        later = read(steps[number].position, depth=1)
+        assert [step.position for step in later] == [step.position for step in steps[number:]]
+        for one, other in zip(later, steps[number:], strict=True):
+            assert samples_of(one.batches[0]) == samples_of(other.batches[0])
+
+
+def test_a_sample_above_the_budget_is_a_step_alone(folder: ParquetFolder) -> None:
+    reader = BatchReader(folder, global_batch=16, num_streams=12)
+    budget = StepBudget(3, chunk_samples=16)
+    steps = list(BalancedSteps(iter(reader), plan=BalancePlan(mode="variable"), schema=SCHEMA, budget=budget))
+    assert sum(step.batches[0].num_samples for step in steps) == 70
+    assert all(
+        step.batches[0].num_samples == 1 or int((step.batches[0].event_lengths + 1).sum()) <= 3 for step in steps
+    )
 
 
 def failing(rank: int, send: Callable[[Any], None], *, path: Path, how: str) -> None:

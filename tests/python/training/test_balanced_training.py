@@ -73,6 +73,30 @@ def test_a_training_resumes_with_another_balance_and_other_ranks(tmp_path: Path)
     assert same_bits(resumed, whole)
 
 
+def by_budget(folder: Path, tokens: int = 150, **sections: Any) -> TrainingConfig:
+    return make_config(folder, data={"balance": "budget", "scope": "global", "budget": tokens}, **sections)
+
+
+def test_steps_of_a_budget_over_all_ranks_do_not_depend_on_their_number(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    (alone,) = train(1, Run(config=by_budget(folder), model=ExactModel))
+    assert alone["step"] > 4, "two epochs have several steps each"
+    for num_ranks in (2, 4):
+        (other,) = train(num_ranks, Run(config=by_budget(folder), model=ExactModel))
+        assert same_bits(other, alone)
+
+
+def test_a_training_with_a_budget_over_all_ranks_resumes_on_other_ranks(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    (whole,) = train(1, Run(config=by_budget(folder), model=ExactModel))
+    resumed: dict[str, Any] = {}
+    for num_ranks, last in ((3, 1), (1, 3), (2, whole["step"] - 1), (4, 0)):  # The first one stops within an epoch.
+        config = by_budget(folder, run={"max_steps": last})
+        (resumed,) = train(num_ranks, Run(config=config, out=tmp_path / "out", resume=num_ranks != 3, model=ExactModel))
+        assert resumed["step"] == (last or whole["step"])
+    assert same_bits(resumed, whole)
+
+
 def test_lines_tell_how_even_the_ranks_are(tmp_path: Path) -> None:
     train(3, Run(config=balanced(make_folder(tmp_path / "log")), out=tmp_path / "out"))
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
@@ -144,7 +168,9 @@ def test_ranks_with_other_settings_are_refused(tmp_path: Path) -> None:
         ({"balance": "fixed"}, 'data.balance = "fixed" needs data.scope = "global"'),
         ({"scope": "global"}, 'data.balance = "none" needs data.scope = "local"'),
         ({"planner": "zigzag"}, "data.planner needs data.balance"),
-        ({"max_tokens": 9}, "data.max_tokens needs data.balance"),
+        ({"max_tokens": 9}, "data.max_tokens needs data.scope"),
+        ({"balance": "budget", "scope": "global"}, "data.budget must be a finite number from 1"),
+        ({"balance": "budget", "scope": "global", "budget": 9, "planner": "zigzag"}, "data.planner needs data.balance"),
         (
             {"balance": "fixed", "scope": "global", "planner": "segments"},
             "segments does not make batches of fixed size",

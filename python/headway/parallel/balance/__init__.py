@@ -8,9 +8,11 @@
         ...
 """
 
-from headway.parallel.balance.balanced_steps import BalancedSteps, Spread
+from headway.parallel.balance.balanced_steps import BalancedSteps
+from headway.parallel.balance.described import Spread
 from headway.parallel.balance.plan import BalancePlan
 from headway.parallel.balance.sample_exchange import BalanceError, SampleExchange
 from headway.parallel.balance.sample_weight import SampleWeight
+from headway.parallel.balance.step_sources import StepBudget
 
-__all__ = ["BalanceError", "BalancePlan", "BalancedSteps", "SampleExchange", "SampleWeight", "Spread"]
+__all__ = ["BalanceError", "BalancePlan", "BalancedSteps", "SampleExchange", "SampleWeight", "Spread", "StepBudget"]

@@ -37,6 +37,14 @@ class Records:
     histories: torch.Tensor
     targets: torch.Tensor
 
+    def join(self, other: Records) -> Records:
+        """Returns the records of both, in this order."""
+        return Records(
+            torch.cat([self.words, other.words]),
+            torch.cat([self.histories, other.histories]),
+            torch.cat([self.targets, other.targets]),
+        )
+
     def select(self, samples: torch.Tensor, schema: SampleSchema) -> Records:
         """Returns the records of some samples, in their order.
 

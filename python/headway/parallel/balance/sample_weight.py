@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 #: Weight of a token without attention. It leaves room for a step of 10^6 samples of 10^5 tokens in 63 bits.
-_UNIT = 1 << 16
+UNIT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,4 @@ class SampleWeight:
         """
         tokens = num_tokens.double()
         cost = tokens + self.square * tokens.square() if self.exponent is None else tokens.pow(self.exponent)
-        return (cost * _UNIT).round().long()
+        return (cost * UNIT).round().long()
