@@ -53,7 +53,7 @@ _PLANNERS: dict[str, Method | None] = {
     "variable, greedy": "variable_greedy",
     "variable, segments": "variable_segments",
 }
-#: Of a model that a CPU replays in a short time.
+#: A model that a CPU replays in a short time.
 _TINY = GRMConfig(dim=64, num_layers=2, num_heads=2, head_dim=32, max_length=21_000, embedding_dim=16)
 
 
