@@ -65,6 +65,29 @@ def test_steps_in_flight_change_no_bit(tmp_path: Path) -> None:
         assert first["result"].losses == pytest.approx(second["result"].losses, rel=1e-4)
 
 
+def test_samples_that_move_change_no_bit(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    on_gpu = partial(ExactModel, "cuda")
+    (alone,) = train(1, Run(config=make_config(folder, run=ON_GPU), model=on_gpu))
+    moving = {"scope": "global", "square_weight": 0.01, "global_batch": 16}
+    runs = [
+        Run(
+            config=make_config(folder, data=moving | {"balance": mode, "micro_batches": parts}, run=ON_GPU),
+            model=on_gpu,
+        )
+        for mode, parts in (("fixed", 1), ("variable", 2))
+    ]
+    for num_ranks in range(1, min(num_gpus(), 2) + 1):
+        assert all(same_bits(other, alone) for other in train(num_ranks, *runs))
+
+
+def test_a_budget_is_measured_on_gpus(tmp_path: Path) -> None:
+    config = make_config(make_folder(tmp_path / "log"), data={"balance": "budget"}, run={"device": "cuda"})
+    for num_ranks in range(1, min(num_gpus(), 2) + 1):
+        (found,) = train(num_ranks, Run(config=config))
+        assert found["step"] > 0
+
+
 def test_budgets_and_float16_train_on_gpus(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log")
     # A sample of L tokens counts as L + 0.01 L^2. With 0 the device measures that weight, so numbers of steps vary.
