@@ -36,7 +36,6 @@ class Counts:
     """Lines with a comment behind code."""
 
     def __add__(self, other: Counts) -> Counts:
-        """Returns the counts of both."""
         return Counts(self.lines + other.lines, self.comments + other.comments, self.trailing + other.trailing)
 
     @property

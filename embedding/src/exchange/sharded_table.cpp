@@ -20,8 +20,10 @@
 //   block to a rank has the keys of the first merged table, then those of the next.
 //   On a CUDA device only the device knows U at first. Several ranks learn it with the sizes of the exchange; one rank
 //   never does, so its lookup does not wait for the device. Until then arrays (U, dim) have K rows.
-// Complexity: 2 all-to-alls forward (keys, embeddings) and 1 backward, for any number of features and
-//   tables; 3 forward where sizes travel first. A key that is sent costs 16 bytes, and dim floats each way. With one
+// A key is refused if its owner's part of the table is full: it has its initial embedding, and learns nothing.
+// Complexity: 2 all-to-alls forward (keys, embeddings) and 1 backward, for any number of features and tables. Messages
+//   of keys then have a capacity that both ranks know (KeyRoom). 3 forward where an exchanger does not take capacities,
+//   so sizes travel first. A key that is sent costs 16 bytes, and dim floats each way. With one
 //   rank that removes duplicates first, nothing is copied: embeddings are read from the rows, and gradients of bags go
 //   into the update.
 // Source: MTGRBoost, section 4.3 and figure 8. key_exchange.hpp has the first of the exchanges.
@@ -36,6 +38,7 @@
 #include "headway/base/status.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -83,13 +86,15 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
       key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
       steps_in_use_(std::make_shared<StepsInUse>()) {
   std::string error;  // Told to the other ranks, which would wait for this one.
+  std::exception_ptr failure;
   try {
     if (options_.device == nullptr) options_.device = make_host_batch_device(options_.thread_pool);
     make_tables();
-  } catch (base::UsageError const& failure) {
-    error = failure.what();
+  } catch (std::exception const& thrown) {
+    error = thrown.what();
+    failure = std::current_exception();
   }
-  expect_agreement(error);
+  expect_agreement(error, failure);
 }
 
 void ShardedTable::make_tables() {
@@ -111,10 +116,10 @@ void ShardedTable::make_tables() {
 
 ShardedTable::~ShardedTable() = default;
 
-void ShardedTable::expect_agreement(std::string const& error) {
-  std::string const own = error.empty() ? describe(merged_, options_.dedup) : "an error: " + error;
+void ShardedTable::expect_agreement(std::string const& error, std::exception_ptr const& failure) {
+  std::string const own = failure == nullptr ? describe(merged_, options_.dedup) : "an error: " + error;
   auto const all = exchanger_->all_gather(own);
-  if (!error.empty()) throw base::UsageError(error);
+  if (failure != nullptr) std::rethrow_exception(failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == own) continue;
     std::string text = "ranks disagree about tables: rank " + std::to_string(exchanger_->rank()) + " has ";

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -226,8 +227,8 @@ class ShardedTable {
   struct Gradients;
 
   void make_tables();
-  /// @param error why this rank has no tables; empty: it has
-  void expect_agreement(std::string const& error);
+  /// @param error, failure why this rank has no tables; null: it has
+  void expect_agreement(std::string const& error, std::exception_ptr const& failure);
   /// @throws base::UsageError if other tables have begun the batch
   void expect_own(Batch const& batch) const;
   [[nodiscard]] bool is_alone() const { return exchanger_->size() == 1; }
