@@ -13,9 +13,9 @@ from typing import Any
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]], *, devices: str = "") -> None:
-    """Writes one line per row to a new file, with commit and machine; creates its directory.
+    """Writes one line per row to a file, with commit and machine. It creates the directory, and replaces the file.
 
-    ``devices`` is a description of the GPUs, which is appended to that of the machine.
+    ``devices`` is a description of the GPUs, which is appended to that of the machine; it brings its own separator.
 
     Raises:
         OSError: the file cannot be written.
@@ -27,7 +27,7 @@ def write_json_lines(path: Path, rows: Iterable[dict[str, Any]], *, devices: str
 
 def current_commit() -> str:
     """Commit of the checkout that holds this file, with ``+`` if files differ; ``unknown`` without a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"]
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -35,7 +35,7 @@ def current_commit() -> str:
 
 
 def describe_machine() -> str:
-    """Processor model and number of cores that this process may use."""
+    """Processor model, and number of logical processors that this process may use, which are called cores."""
     model = platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -22,7 +22,7 @@
 #include "headway/base/status.hpp"
 #include "interpreter.hpp"
 #include "lookup_function.hpp"
-#include "process_group_exchanger.hpp"
+#include "process_group/process_group_exchanger.hpp"
 
 #include <torch/csrc/autograd/engine.h>
 

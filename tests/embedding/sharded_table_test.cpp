@@ -3,8 +3,8 @@
 // Lookups of a ShardedTable: any number of ranks gives what one rank gives that has all their batches, in all modes.
 //
 // A lookup sends keys to their owners and gets embeddings back: begin() starts it, finish() ends it, expand() writes
-// the embeddings of all bags. The variable `merged` is the index of a merged table: tables of equal options that share
-// storage.
+// the embeddings of all bags. A merged table stands for tables of equal options that share storage. Messages of keys
+// have a capacity, or their sizes travel first: the mode `sizes`, which with() makes of an exchanger.
 
 #include "headway/base/status.hpp"
 #include "sharded_table_fixture.hpp"
@@ -68,7 +68,10 @@ TEST_P(ShardedTableTest, RanksTrainAsOneThatHasAllTheirBatches) {
     EXPECT_EQ(join(as_batches).gradients, expected[step]) << "outputs of step " << step + 1;
   }
   Contents all_contents;
-  for (auto& each : contents) all_contents.merge(each);
+  for (auto& each : contents) {
+    all_contents.merge(each);
+    EXPECT_TRUE(each.empty()) << "a key is on two ranks";
+  }
   EXPECT_EQ(all_contents, expected_contents);
 }
 

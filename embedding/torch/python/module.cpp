@@ -10,8 +10,8 @@
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
 #include "interpreter.hpp"
+#include "process_group/rank_buffers.hpp"
 #include "python_types.hpp"
-#include "rank_buffers.hpp"
 #include "table_settings.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
@@ -92,6 +92,7 @@ std::map<std::string, std::size_t> size(TensorTable const& table) {
           {"row_bytes", size.row_bytes}};
 }
 
+/// The counters of TableStatistics, which table.hpp explains.
 std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
   auto const counts = table.table().statistics();
   return {{"inserted", counts.inserted}, {"erased", counts.erased},   {"evicted", counts.evicted},
@@ -99,7 +100,8 @@ std::map<std::string, std::uint64_t> statistics(TensorTable const& table) {
           {"promoted", counts.promoted}, {"demoted", counts.demoted}, {"dropped_gradients", counts.dropped_gradients}};
 }
 
-/// A fragment of records in the order of the fields of Records (python/headway/embedding/table_records.py).
+/// A fragment of records in the order of the fields of Records (python/headway/embedding/table_records.py). `updates`
+/// counts the optimizer steps of the table.
 using FragmentTuple = std::tuple<std::uint32_t, std::uint64_t, std::pair<std::uint32_t, std::uint32_t>, std::uint32_t,
                                  at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
@@ -138,6 +140,7 @@ void define_table(py::module_& module) {
       .def(py::init(&make_optimizer), py::kw_only(), py::arg("kind"), py::arg("eps"), py::arg("beta1"),
            py::arg("beta2"), py::arg("initial_accumulator_value"), py::arg("weight_decay"),
            py::arg("decoupled_weight_decay"));
+  // num_known: a tensor that holds how many of the keys are valid; the rest is room.
   py::class_<KeyTensors>(module, "Keys")
       .def(py::init<at::Tensor, std::optional<at::Tensor>, std::int64_t, std::optional<at::Tensor>, bool,
                     std::optional<at::Tensor>>(),
@@ -186,7 +189,7 @@ void define_table(py::module_& module) {
       .def("evict_beyond_limit", of_table(&Table::evict_beyond_limit), WithoutGil());
 }
 
-// Records in files and states
+// Records in files, and in the state_dict() of modules
 
 /// A block of a record file, in the order of the fields of RecordBlock; and a source, a block with its file and widths.
 using BlockTuple =

@@ -3,7 +3,7 @@
 // An exchange is one all-to-all of bytes. A block is the bytes for, or from, one rank. The blocks of all ranks lie one
 // after the other in memory, so they are one tensor, with a split for each rank.
 
-#include "process_group_exchanger.hpp"
+#include "process_group/process_group_exchanger.hpp"
 
 #include "headway/base/status.hpp"
 #include "headway/comm/group_owner.hpp"

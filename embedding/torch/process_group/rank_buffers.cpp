@@ -12,7 +12,7 @@
 // Complexity: O(G R) pieces. On the CPU a piece is one copy of memory; on a GPU it is a view, and all are joined by one
 //   kernel.
 
-#include "rank_buffers.hpp"
+#include "process_group/rank_buffers.hpp"
 
 #include "headway/base/status.hpp"
 
