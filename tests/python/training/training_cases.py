@@ -135,13 +135,21 @@ def train_rank(rank: int, send: Callable[[Any], None], *, runs: Sequence[Run]) -
 
 
 def train(num_ranks: int, *runs: Run) -> list[dict[str, Any]]:
-    """Trains on several ranks of this host; returns a state for each run.
+    """Trains on ranks of this host; returns a state for each run.
 
     A state has the dense weights, the rows of all ranks by (table, id), the step, and the result of rank 0.
     """
     found: list[Any] = []
-    function = partial(train_rank, runs=runs)
-    run_ranks(function, num_ranks=num_ranks, timeout_s=200, backend="headway", on_message=found.append)
+    if num_ranks == 1:  # In this process: it takes seconds to start another one.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            train_rank(0, found.append, runs=runs)
+        finally:
+            torch.set_num_threads(num_threads)
+    else:
+        function = partial(train_rank, runs=runs)
+        run_ranks(function, num_ranks=num_ranks, timeout_s=200, backend="headway", on_message=found.append)
     return [_whole([each[1:] for each in found if each[0] == number]) for number in range(len(runs))]
 
 
