@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Balanced sequences: how long ranks are idle by plan, and by the measured time of each rank's batch.
 
-For each number of ranks the samples of some steps are drawn, and divided among virtual ranks: as they come
+For each number of ranks the samples of a step are drawn, and divided among virtual ranks: as they come
 (``unbalanced``), and by each planner. The weight of a sample is fitted on the device before. The planned idle part is
 1 - mean / largest weight of a rank.
 
@@ -163,7 +163,8 @@ def _measure_ranks(
     lengths = law.draw(options.samples * num_ranks, seed=num_ranks)
     weights = SampleWeight(square=cost.square).of(lengths)
     points: list[Point] = []
-    for planner in options.planners:
+    unbalanced_s = None
+    for planner in sorted(options.planners, key=list(_PLANNERS).index):  # ``unbalanced`` comes first.
         ranks, plan_s = _plan(weights, num_ranks, _PLANNERS[planner], options.rounds)
         extra = {
             "planned_idle": _idle(_sums(ranks, weights, num_ranks)),
@@ -182,6 +183,8 @@ def _measure_ranks(
                 for rank in range(num_ranks)
             ]
             of_step = max(seconds)
+            if planner == "unbalanced":
+                unbalanced_s = of_step
             extra["replayed_idle"] = 1 - statistics.mean(seconds) / of_step
         extra["plan_s"] = plan_s
         points.append(
@@ -192,8 +195,7 @@ def _measure_ranks(
                     "longest": law.longest,
                 },
                 system=planner, median_s=of_step, unit="s of the slowest rank",
-                ratio=None if of_step is None or not points or points[0].median_s is None
-                else points[0].median_s / of_step,
+                ratio=unbalanced_s / of_step if of_step is not None and unbalanced_s is not None else None,
                 extra=extra,
             )
         )  # fmt: skip

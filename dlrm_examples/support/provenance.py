@@ -27,7 +27,16 @@ def write_json_lines(path: Path, rows: Iterable[dict[str, Any]], *, devices: str
 
 def current_commit() -> str:
     """Commit of the checkout that holds this file, with ``+`` if files differ; ``unknown`` without a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=12",
+        "--dirty=+",
+    ]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -184,9 +184,11 @@ class ReadAhead:
         try:
             for rows in self._steps(pool):
                 yield pool.submit(self._join, rows)
-            pool.shutdown()  # Waits for the last steps.
-        finally:
+        except GeneratorExit:  # Nobody takes the steps that wait.
             pool.shutdown(cancel_futures=True)
+            raise
+        finally:
+            pool.shutdown()  # Waits for the steps before the end, or before an error.
 
     def _steps(self, pool: Executor) -> Iterator[StepRows]:
         raise NotImplementedError

@@ -13,7 +13,8 @@ line of memory reaches the limit at 150,000, the budget is 150,000.
 Invariants: all ranks measure the same sizes and take the longest time and the fullest memory of any, so all find the
 same budget. Nothing is inserted or learned (``TrialPasses``).
 Complexity: passes over less than four times the tokens of the budget found, for each repetition.
-Limits: the sum of dense gradients over ranks, the update and rows that are inserted are not in a pass. States of the
+Limits: gradients of embeddings, the sum of dense ones over ranks, the update and rows that are inserted are not in a
+pass. States of the
 optimizer and batches in flight are added to its memory.
 Source: MTGRBoost, section 5.1, sets the batch by hand.
 """
@@ -30,11 +31,9 @@ import torch.distributed as dist
 
 from headway.data.budget_reader import Budget
 from headway.training.config import ConfigError
-from headway.training.device_memory import is_out_of_memory
-from headway.training.trial_passes import TrialPasses
+from headway.training.trial_passes import PassMemoryError, TrialPasses
 
 _MIN_GAIN = 0.01
-_SHORTEST = 2  #: Tokens of a sample: one of history, and a target.
 
 
 class PeakMemory(Protocol):
@@ -105,7 +104,9 @@ def tune_budget(
                 f"a sample of {longest} tokens takes more than {limit:.0%} of the memory of the device: lower "
                 "model.max_length, or raise data.budget_memory"
             )
-        is_full = measured[-1].memory > limit or largest_within(measured, limit) < 2 * size
+        # Two sizes at least, since one does not tell the fixed part of the memory. A second one that does not fit is
+        # found by its pass.
+        is_full = measured[-1].memory > limit or (len(measured) > 1 and largest_within(measured, limit) < 2 * size)
         if is_full or not next_size_pays(measured):
             return choose(measured, limit)
         size *= 2
@@ -116,13 +117,11 @@ def _measure(passes: TrialPasses, memory: PeakMemory, budget: Budget, longest: i
     memory.reset()
     seconds = 0.0
     try:
-        for length in (longest, _SHORTEST):
+        for length in (longest, passes.shortest):
             _, of_batch = passes.time(count=max(1, int(budget.tokens / budget.cost(length))), length=length)
             seconds = max(seconds, of_batch)
         return Measured(budget.tokens, seconds, memory.peak_share())
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+    except PassMemoryError:
         return Measured(budget.tokens, seconds, math.inf)
 
 
@@ -143,7 +142,7 @@ def choose(measured: Sequence[Measured], limit: float) -> TunedBudget:
         above = measured[-1]
         part = (limit - memory) / (above.memory - memory)  # 0 if the device did not hold it.
         tokens, memory = tokens + part * (above.budget - tokens), memory if part == 0 else limit
-    elif next_size_pays(measured):
+    elif len(measured) > 1 and next_size_pays(measured):
         tokens = max(tokens, min(2 * tokens, largest_within(measured, limit)))
         memory = max(memory, limit * tokens / largest_within(measured, limit))
     return TunedBudget(int(tokens), memory, is_bound_by_memory=tokens > last.budget or len(within) < len(measured))
@@ -159,12 +158,7 @@ def next_size_pays(measured: Sequence[Measured]) -> bool:
 
 
 def largest_within(measured: Sequence[Measured], limit: float) -> float:
-    """Returns the budget at which the fitted memory reaches ``limit``; infinity if memory does not grow.
-
-    From one size the line goes through zero, so the result is too small rather than too large.
-    """
-    if len(measured) < 2:
-        return limit / measured[-1].memory * measured[-1].budget
+    """Returns the budget at which the memory reaches ``limit``, by two sizes or more; infinity if it never does."""
     start, slope = _line([each.budget for each in measured], [each.memory for each in measured])
     return float("inf") if slope <= 0 else (limit - start) / slope
 

@@ -68,7 +68,7 @@ class Manifest:
         found = differences(self.config, config.as_dict(), sections=("data", "model"))
         # The space after data.budget keeps a change of data.budget_unit from being ignored.
         ignored = ["data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ",
-                   "data.budget_memory", "data.max_tokens"]  # fmt: skip
+                   "data.budget_memory", "data.max_tokens", "data.square_weight", "data.weight_exponent"]  # fmt: skip
         if "budget" not in (self.config["data"].get("balance"), config.data.balance):  # Samples of a step are the same.
             ignored += ["data.balance", "data.scope", "data.planner", "data.weight_model"]
         found = [each for each in found if not each.startswith(tuple(ignored))]

@@ -351,6 +351,8 @@ class TrainingConfig:
             _expect_from(1, "data.global_batch", data.global_batch)
             if data.budget or data.budget_unit != "tokens":
                 raise ConfigError('data.budget and budget_unit need data.balance = "budget"')
+        if data.budget_memory != _default(DataConfig, "budget_memory") and (data.balance != "budget" or data.budget):
+            raise ConfigError('data.budget_memory needs data.balance = "budget" and data.budget = 0')
         if data.balance == "none" and data.square_weight:
             raise ConfigError("data.square_weight needs a data.balance that weighs samples")
         if data.balance in ("fixed", "variable"):
@@ -371,7 +373,9 @@ class TrainingConfig:
 
     def _check_budget(self) -> None:
         data = self.data
-        _expect_from(1 if data.moves_samples else 0, "data.budget", data.budget)
+        if data.moves_samples and data.budget == 0:
+            raise ConfigError('data.budget must be set with data.scope = "global": it is not measured')
+        _expect_from(0, "data.budget", data.budget)
         if not 0 < data.budget_memory <= 1:
             raise ConfigError(f"data.budget_memory must be above 0 and at most 1, not {data.budget_memory}")
         if data.global_batch is not None:

@@ -2,7 +2,7 @@
 """Memory of the device that a rank computes on, and errors when it is full.
 
 On CUDA the memory is that of the GPU, and all processes on it count. On CPUs it is the memory that the host has
-available, divided among its ranks, and this process alone counts.
+available, or the control group of this process, divided among its ranks. This process alone counts.
 """
 
 from __future__ import annotations
@@ -61,6 +61,15 @@ class DeviceMemory:
 def ranks_of_host(num_ranks: int) -> int:
     """Returns the ranks on this host: all of them, unless a launcher says otherwise."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+
+
+def _available_bytes() -> int:
+    """Returns the bytes that the host has available, or the control group of this process if it has fewer left."""
+    available = _bytes_of(Path("/proc/meminfo"), "MemAvailable")
+    with contextlib.suppress(OSError, ValueError):  # No limit, no such file, or version 1 of control groups.
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, max(limit - used, 0))
+    return available
 
 
 def _bytes_of(path: Path, field: str) -> int:

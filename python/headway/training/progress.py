@@ -48,7 +48,8 @@ class Progress:
         balance: means over the steps since the last line, if samples move between ranks; else None. ``planned_idle``:
             part of the work that ranks wait by the plan, 1 - mean / largest weight of a rank. ``unbalanced_idle``: as
             the reader divides samples. ``idle_tokens``, ``idle_samples``: the same of tokens and samples. ``moved``:
-            part of the samples that move. Each from 0 to 1.
+            part of the samples that move. ``measured_idle``: 1 - mean / largest time that ranks computed; only on CPUs.
+            Each from 0 to 1.
     """
 
     step: int
@@ -121,6 +122,7 @@ class Window:
         flops: of this rank.
         input_s, reduction_s: seconds that this rank waited for data, and for sums over ranks.
         begin, begin_exchange_s: monotonic clock and ``exchange_seconds()`` when the window began, in seconds.
+        begin_busy_s: seconds that each rank had computed then; empty if it is not known.
     """
 
     losses: dict[str, float] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class Window:
     reduction_s: float = 0.0
     begin: float = field(default_factory=time.monotonic)
     begin_exchange_s: float = 0.0
+    begin_busy_s: Sequence[float] = ()
 
     def add(self, sums: Mapping[str, float], counts: Mapping[str, int], *, tokens: int) -> None:
         """Adds the losses of a step."""
@@ -155,10 +158,19 @@ class RankFigures(NamedTuple):
     reduction_wait: float
 
 
-def means_of(spreads: Sequence[Spread]) -> dict[str, float] | None:
-    """Returns ``balance`` of a ``Progress``; None without steps."""
+def balance_of(
+    spreads: Sequence[Spread], begin_busy_s: Sequence[float], busy_s: Sequence[float]
+) -> dict[str, float] | None:
+    """Returns ``balance`` of a ``Progress``; None without steps.
+
+    Args:
+        spreads: of the steps since the last line.
+        begin_busy_s, busy_s: seconds that each rank had computed at the last line, and now; empty: not known.
+    """
     if not spreads:
         return None
+    busy = [end - begin for begin, end in zip(begin_busy_s or [0.0] * len(busy_s), busy_s, strict=True)]
+    measured = {"measured_idle": 1 - sum(busy) / len(busy) / max(busy)} if busy and max(busy) > 0 else {}
     means = Spread(*(sum(column) / len(spreads) for column in zip(*spreads, strict=True)))
     return {
         "planned_idle": 1 - means.weight,
@@ -166,7 +178,7 @@ def means_of(spreads: Sequence[Spread]) -> dict[str, float] | None:
         "idle_tokens": 1 - means.tokens,
         "idle_samples": 1 - means.samples,
         "moved": means.moved,
-    }
+    } | measured
 
 
 def exchange_seconds(group: dist.ProcessGroup | None) -> float:

@@ -128,11 +128,12 @@ def _of_balance(balance: Row | None) -> list[tuple[str, str | None]]:
     names = {
         "planned_idle": "planned idle time of ranks",
         "unbalanced_idle": "idle time without the plan",
+        "measured_idle": "idle time by the times that ranks computed",
         "idle_tokens": "tokens that ranks lack to the most of any",
         "idle_samples": "samples that ranks lack to the most of any",
         "moved": "samples that move",
     }
-    return [(text, _scaled(balance[name], 100, "%")) for name, text in names.items()]
+    return [(text, _scaled(balance.get(name), 100, "%")) for name, text in names.items()]
 
 
 def _scaled(value: float | None, factor: float, unit: str) -> str | None:

@@ -67,12 +67,12 @@ def measure_cost(
         device: of numbers that are exchanged.
         group: ranks of the training; None: this rank alone.
     """
-    longest = max(2, min(longest, tokens))
+    longest = max(passes.shortest, min(longest, tokens))
     measured = []
-    for length in sorted({max(2, longest // part) for part in _LENGTH_PARTS}):
+    for length in sorted({max(passes.shortest, longest // part) for part in _LENGTH_PARTS}):
         for count in sorted({max(1, tokens // part // length) for part in _TOKEN_PARTS}):
-            _, seconds = passes.time(count=count, length=length)
-            measured.append(Pass(count, length, seconds))
+            num_tokens, seconds = passes.time(count=count, length=length)
+            measured.append(Pass(count, num_tokens // count, seconds))
     if group is None or group.size() == 1:
         return fit_cost(measured)
     times = torch.tensor([each.seconds for each in measured], dtype=torch.float64, device=device)
@@ -91,6 +91,8 @@ def fit_cost(passes: Sequence[Pass]) -> FittedCost:
     (_, of_token, of_square), square_error = _fit(
         [fixed, num_samples * lengths, num_samples * lengths.square()], seconds
     )
+    if of_square < 0:  # Noise: long samples are cheaper.
+        (_, of_token), square_error = _fit([fixed, num_samples * lengths], seconds)
     square = max(of_square, 0.0) / max(of_token, 1e-15)
     powers = [_fit([fixed, num_samples * lengths.pow(exponent)], seconds)[1] for exponent in _EXPONENTS]
     best = min(range(len(powers)), key=powers.__getitem__)

@@ -61,10 +61,10 @@ from headway.training.progress import (
     Progress,
     TrainingResult,
     Window,
+    balance_of,
     exchange_seconds,
     figures_of,
     gather,
-    means_of,
     waits,
 )
 from headway.training.report import write_report
@@ -175,6 +175,7 @@ class Trainer:
         self._tensorboard: TensorBoard | None = None
         self._balance_group: dist.ProcessGroup | None = None
         self._balanced: BalancedSteps | None = None
+        self._busy_s = 0.0  #: Seconds that this rank has computed.
         self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
         self.step = 0
         self._next = Position()
@@ -294,11 +295,16 @@ class Trainer:
                 if num_samples == 0 and isinstance(reader, BudgetReader):  # No rank has samples left.
                     reader.end_epoch(epoch)
                     continue
-                reduction_s = self._train_step.reduction_s
+                began, reduction_s = time.monotonic(), self._train_step.reduction_s
+                exchange_s = exchange_seconds(self.group) if self._balanced is not None else 0.0
                 self._step(prepared, window, pipeline.advance)
                 waited = pipeline.take_waits()
                 window.input_s += waited.for_input_s
                 window.reduction_s += waited.for_ranks_s + self._train_step.reduction_s - reduction_s
+                if self._balanced is not None:  # Waits for others, and for input, are not computing.
+                    waited_s = self._train_step.reduction_s - reduction_s + waited.for_input_s
+                    waited_s += exchange_seconds(self.group) - exchange_s
+                    self._busy_s += 0.0 if math.isnan(waited_s) else max(time.monotonic() - began - waited_s, 0.0)
                 if self.step % self.config.run.log_every == 0:
                     yield self._progress(window, epoch, begin)
                     window = self._window()
@@ -315,7 +321,8 @@ class Trainer:
         if self.group is None:
             return
         data = self.config.data
-        names = ("balance", "scope", "planner", "weight_model", "max_tokens", "global_batch", "budget", "micro_batches")
+        names = ("balance", "scope", "planner", "weight_model", "square_weight", "weight_exponent", "max_tokens",
+                 "global_batch", "budget", "budget_unit", "budget_memory", "micro_batches")  # fmt: skip
         try:
             SampleExchange(self.group).expect_same({name: getattr(data, name) for name in names})
         except BalanceError as error:
@@ -341,6 +348,7 @@ class Trainer:
             group=self._balance_group,
             budget=budget,
             num_steps=num_steps,
+            busy_s=lambda: self._busy_s,
             pin_memory=self.device.type == "cuda",
         )
 
@@ -434,8 +442,9 @@ class Trainer:
                     group=group,
                 )
             self._budget = tuned.tokens
+            unit = "weighted tokens" if weight else "tokens"
             self._say_once(
-                f"the budget is {tuned.tokens:,} tokens, with {tuned.memory:.0%} of the memory: "
+                f"the budget is {tuned.tokens:,} {unit}, with {tuned.memory:.0%} of the memory: "
                 + ("more do not fit" if tuned.is_bound_by_memory else "twice as many are less than 1% faster per token")
             )
         return Budget(self._budget, weight)
@@ -443,7 +452,9 @@ class Trainer:
     def _make_plan(self) -> BalancePlan:
         """Returns how samples are divided among ranks, and measures the cost of a sample where it is not set."""
         data = self.config.data
-        expect_additive(self.model, data.schema(), self._trial_passes)
+        expect_additive(
+            self.model, data.schema(), functools.partial(self._trial_passes, autocast=contextlib.nullcontext)
+        )
         if data.balance != "budget" or data.budget_unit == "weight":
             self._measure_cost()
         weight = (
@@ -459,9 +470,15 @@ class Trainer:
             micro_batches=data.micro_batches,
         )
 
-    def _trial_passes(self, **options: int) -> TrialPasses:
+    def _trial_passes(self, *, autocast: Any = None, warmups: int = 2, rounds: int = 5) -> TrialPasses:
         return TrialPasses(
-            self.model, self.config.data.schema(), device=self.device, autocast=self._train_step.autocast, **options
+            self.model,
+            self.config.data.schema(),
+            device=self.device,
+            autocast=autocast or self._train_step.autocast,
+            group=self.group,
+            warmups=warmups,
+            rounds=rounds,
         )
 
     def _measure_cost(self) -> None:
@@ -471,7 +488,7 @@ class Trainer:
             return
         longest = self._input.longest
         with self._trial_passes() as measured:
-            tokens = self._budget or _SAMPLES_TO_FIT * longest
+            tokens = _SAMPLES_TO_FIT * longest
             cost = measure_cost(measured, tokens=tokens, longest=longest, device=self.device, group=self.group)
         if is_power:
             self._weight_exponent = cost.exponent
@@ -560,7 +577,11 @@ class Trainer:
     # Reports
 
     def _window(self) -> Window:
-        return Window(begin_exchange_s=exchange_seconds(self.group))
+        return Window(begin_exchange_s=exchange_seconds(self.group), begin_busy_s=self._ranks_busy_s())
+
+    def _ranks_busy_s(self) -> list[float]:
+        """Returns the seconds that each rank has computed; empty if samples do not move, and on CUDA."""
+        return [] if self._balanced is None or self.device.type == "cuda" else self._balanced.busy_s
 
     def _progress(self, window: Window, epoch: int, begin: float) -> Progress:
         of_ranks = gather(figures_of(window, self.tables, self.group), self.group, self.device)
@@ -580,7 +601,9 @@ class Trainer:
             skipped_steps=self._train_step.state.scaler.num_skipped,
             seconds=time.monotonic() - begin,
             flops_per_s=None if math.isnan(flops) else flops,
-            balance=None if self._balanced is None else means_of(self._balanced.take_spreads()),
+            balance=None
+            if self._balanced is None
+            else balance_of(self._balanced.take_spreads(), window.begin_busy_s, self._ranks_busy_s()),
         )
 
     def _report(self, progress: Progress) -> None:

@@ -31,6 +31,7 @@ class TrainingInput:
 
     Raises:
         DataError: a folder cannot be read.
+        ConfigError: a sample may have more tokens than a micro-batch.
     """
 
     def __init__(
@@ -46,6 +47,12 @@ class TrainingInput:
         self._config, self._has_own_model = config, has_own_model
         self._rank, self._num_ranks, self._pin_memory = rank, num_ranks, pin_memory
         self._say = say
+        limits_length = not has_own_model or config.data.too_long != "raise"
+        if 0 < config.data.max_tokens < self.longest and limits_length:
+            raise ConfigError(
+                f"data.max_tokens is {config.data.max_tokens}, and a sample may have {self.longest} tokens "
+                "(model.max_length)"
+            )
         self.folder = self._open(config.data.train)
         # Opened now: an error in it should not come after the training.
         self.evaluation = self._open(config.data.evaluation) if config.data.evaluation else None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``TrialPasses``: measures forward and backward passes over generated samples, before a training begins.
 
-Invariants: no row is inserted, and nothing is learned. All ranks make the same passes, since lookups exchange keys.
+Invariants: no row is inserted, and nothing is learned. Embeddings get no gradient. All ranks make the same passes,
+since lookups exchange keys. If the device of one rank has no memory for a pass, all raise, so none waits for the next.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
 from headway.embedding import HashTableCollection
+from headway.training.device_memory import is_out_of_memory
 from headway.training.gradients import loss_of
+
+
+class PassMemoryError(RuntimeError):
+    """The device of a rank has no memory for a pass."""
 
 
 class TrialPasses:
@@ -28,6 +35,7 @@ class TrialPasses:
         schema: of its samples.
         device: of the model.
         autocast: makes the context of a forward pass.
+        group: ranks of the training; None: this rank alone.
         warmups, rounds: passes that are not timed, and those whose median counts.
     """
 
@@ -38,30 +46,53 @@ class TrialPasses:
         *,
         device: torch.device,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+        group: dist.ProcessGroup | None = None,
         warmups: int = 2,
         rounds: int = 5,
     ) -> None:
         self._model, self._schema, self._device, self._autocast = model, schema, device, autocast
+        self._group = None if group is None or group.size() == 1 else group
         self._warmups, self._rounds = warmups, rounds
         self._was_training = model.training
+        #: Parameters through which autograd reaches tables. They need no gradient here, so a rank whose backward pass
+        #: fails keeps no other rank waiting for its gradients of rows.
+        self._anchors = [
+            anchor
+            for each in model.modules()
+            if isinstance(each, HashTableCollection)
+            for anchor in each._anchors
+            if anchor.requires_grad
+        ]
 
     def __enter__(self) -> Self:
         self._model.eval()  # Lookups insert no rows.
+        for anchor in self._anchors:
+            anchor.requires_grad_(False)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._model.train(self._was_training)
-        self._drop_gradients()
+        for anchor in self._anchors:
+            anchor.requires_grad_(True)
+        self._model.zero_grad(set_to_none=True)
 
     def time(self, *, count: int, length: int) -> tuple[int, float]:
         """Returns the tokens of ``count`` samples of ``length`` tokens, and the median seconds of a pass over them.
 
-        Contextual tokens are counted. A sample has at least a token of history and a target.
+        Contextual tokens are counted. A sample has at least ``shortest`` tokens.
+
+        Raises:
+            PassMemoryError: the device of a rank has no memory for it.
         """
         events = max(2, length - len(self._schema.context))
         host = make_samples(self._schema, torch.full((count,), events))
         tokens = host.num_events + count * len(self._schema.context)
         return tokens, self.time_of(host)
+
+    @property
+    def shortest(self) -> int:
+        """Fewest tokens of a sample: its context, one event of history, and a target."""
+        return 2 + len(self._schema.context)
 
     def time_of(self, host: SampleBatch) -> float:
         """Returns the median seconds of a pass over a batch in host memory."""
@@ -70,28 +101,41 @@ class TrialPasses:
         seconds = []
         for _ in range(self._warmups + self._rounds):
             began = time.perf_counter()
-            sums = self.forward(batch)
-            loss_of(sums, counts).backward()  # type: ignore[no-untyped-call]
+            error = self._pass(batch, counts)
+            seconds.append(time.perf_counter() - began)
+            self._model.zero_grad(set_to_none=True)
+            self._expect_memory(error)
+        return statistics.median(seconds[self._warmups :])
+
+    def _pass(self, batch: SampleBatch, counts: Any) -> RuntimeError | None:
+        """Runs a pass forward and backward; returns the error if there was no memory."""
+        try:
+            loss = loss_of(self.forward(batch), counts)
+            if loss.requires_grad:  # Not if all parameters are rows of tables.
+                loss.backward()  # type: ignore[no-untyped-call]
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            seconds.append(time.perf_counter() - began)
-            self._drop_gradients()  # Gradients of tables would add up in memory.
-        return statistics.median(seconds[self._warmups :])
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return error
+        return None
+
+    def _expect_memory(self, error: RuntimeError | None) -> None:
+        failed = torch.tensor([error is not None], dtype=torch.float32, device=self._device)
+        if self._group is not None:
+            dist.all_reduce(failed, group=self._group)
+        if bool(failed):
+            raise PassMemoryError("the device of a rank has no memory for a pass") from error
 
     def forward(self, batch: SampleBatch) -> Any:
         """Returns the sum of the losses of each head. The batch may be in host memory."""
         with self._autocast():
             return self._model(batch.to(self._device), seed=0, step=0)
 
-    def _drop_gradients(self) -> None:
-        self._model.zero_grad(set_to_none=True)
-        for each in self._model.modules():
-            if isinstance(each, HashTableCollection):
-                each.optimizer.zero_grad()
-
 
 def make_samples(schema: SampleSchema, lengths: torch.Tensor, *, num_targets: int = 1) -> SampleBatch:
-    """Makes samples whose events all have ids of their own.
+    """Makes samples whose events all have ids of their own. A third of the labels is 1.
 
     Args:
         schema: of the samples.
@@ -110,7 +154,7 @@ def make_samples(schema: SampleSchema, lengths: torch.Tensor, *, num_targets: in
         history_lengths=lengths - num_targets,
         target_lengths=targets,
         times=None if schema.time is None else events - begins,
-        labels={name: torch.zeros(num_targets * count) for name in schema.labels},
+        labels={name: (torch.arange(num_targets * count) % 3 == 1).float() for name in schema.labels},
         max_tokens=int(lengths.max()) if count else 0,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,24 @@ def test_wrong_arguments_are_refused(folder: ParquetFolder) -> None:
         SampleSchema(events=("item", "item"), labels=("click",))
     with pytest.raises(ValueError, match="group user is none of the context features"):
         SampleSchema(events=("item",), labels=("click",), group="user")
+
+
+def test_a_bad_row_is_told_although_earlier_steps_are_still_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_rows(40)
+    rows["click"][39] = [7] * len(rows["click"][39])
+    folder = ParquetFolder(write_folder(tmp_path, rows, row_group=10), SCHEMA)
+    join = BatchReader._join
+
+    def join_slowly(reader: BatchReader, of_step: Any) -> Any:
+        time.sleep(0.05)
+        return join(reader, of_step)
+
+    monkeypatch.setattr(BatchReader, "_join", join_slowly)
+    steps = iter(BatchReader(folder, global_batch=4, num_streams=1, num_threads=1, read_ahead=8, order="time"))
+    numbers = []
+    with pytest.raises(DataError, match="label click is 7, not 0 or 1"):
+        for step in steps:
+            numbers.append(step.position.step)
+    assert numbers == list(range(len(numbers))) and len(numbers) >= 5, "steps before the error are complete"

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from headway.comm.rank_processes import run_ranks
 from headway.data import SampleBatch
+from headway.parallel.balance import BalanceError
 from headway.training import ConfigError, Trainer, TrainingConfig
 from torch import Tensor, nn
 from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
@@ -97,12 +99,27 @@ def test_a_training_with_a_budget_over_all_ranks_resumes_on_other_ranks(tmp_path
     assert same_bits(resumed, whole)
 
 
+def test_a_balance_may_end_at_a_resume(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    (whole,) = train(1, Run(config=make_config(folder), model=ExactModel))
+    train(1, Run(config=balanced(folder, run={"max_steps": 3}), out=tmp_path / "out", model=ExactModel))
+    (later,) = train(1, Run(config=make_config(folder), out=tmp_path / "out", resume=True, model=ExactModel))
+    assert same_bits(later, whole)
+
+
+def test_any_seed_orders_the_samples_of_a_budget(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    config = by_budget(folder, run={"seed": 20260101120000123})
+    (found,) = train(1, Run(config=config, model=ExactModel))
+    assert found["step"] > 4
+
+
 def test_lines_tell_how_even_the_ranks_are(tmp_path: Path) -> None:
     train(3, Run(config=balanced(make_folder(tmp_path / "log")), out=tmp_path / "out"))
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "progress"][-1]["balance"]
     assert last["planned_idle"] < last["unbalanced_idle"] < 1 and 0 < last["moved"] < 1
-    assert {"idle_tokens", "idle_samples"} <= last.keys()
+    assert {"idle_tokens", "idle_samples"} <= last.keys() and 0 <= last["measured_idle"] < 1
     assert "planned idle" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -120,6 +137,22 @@ class MeanLoss(ExactModel):
             batch, seed=seed, step=step).items()}  # fmt: skip
 
 
+class InBatchNegatives(ExactModel):
+    """Each target is compared with all targets of its batch."""
+
+    def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
+        items = self.tables({"item": (batch.events["item"], batch.event_lengths)})["item"]
+        rows = items[batch.event_lengths.cumsum(0) - 1] * self.weight  # The last target of each sample.
+        losses = -torch.log_softmax(rows @ rows.T, 1).diagonal().sum()
+        return dict.fromkeys(super().forward(batch, seed=seed, step=step), losses)
+
+
+class MeanOfPositives(ExactModel):
+    def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
+        of_heads = super().forward(batch, seed=seed, step=step)
+        return {name: total / batch.labels[name].sum() for name, total in of_heads.items()}
+
+
 class OfLongest(ExactModel):
     def __init__(self) -> None:
         super().__init__()
@@ -132,6 +165,8 @@ class OfLongest(ExactModel):
     [
         (WithNorm, "norm normalises over its batch, so samples cannot move"),
         (MeanLoss, "the loss of click is .* it is no sum over samples"),
+        (InBatchNegatives, "the loss of click is .* it is no sum over samples"),
+        (MeanOfPositives, "the loss of click is .* it is no sum over samples"),
         (OfLongest, 'layer scales by the longest sample of its batch .scale="batch_length".'),
     ],
 )
@@ -144,22 +179,28 @@ def test_models_that_depend_on_their_batch_are_refused(
     Trainer(make_config(folder, run={"max_steps": 1}), model=model()).run()  # Without moves it is allowed.
 
 
-def differing(rank: int, send: Callable[[Any], None], *, folder: Path) -> None:
-    config = balanced(folder) if rank == 0 else make_config(folder)
+def differing(rank: int, send: Callable[[Any], None], *, folder: Path, other: TrainingConfig) -> None:
+    config = balanced(folder) if rank == 0 else other
     try:
         Trainer(config, say=lambda line: None).run()
     except ConfigError as error:
         send(str(error))
 
 
-def test_ranks_with_other_settings_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_other_balance", [True, False])
+def test_ranks_with_other_settings_are_refused(tmp_path: Path, is_other_balance: bool) -> None:
+    folder = make_folder(tmp_path / "log")
+    # Without a weight the ranks would measure it together.
+    other = make_config(folder) if is_other_balance else balanced(folder, data={"square_weight": 0.0})
     found: list[str] = []
-    work = partial(differing, folder=make_folder(tmp_path / "log"))
+    work = partial(differing, folder=folder, other=other)
     run_ranks(work, num_ranks=2, timeout_s=60, backend="headway", on_message=found.append)
     assert len(found) == 2
     for message in found:
-        assert "rank 0 has {'balance': 'fixed', 'scope': 'global'" in message
-        assert "rank 1 has {'balance': 'none', 'scope': 'local'" in message
+        first, _, second = message.partition("rank 1 has ")
+        assert "rank 0 has {'balance': 'fixed', 'scope': 'global'" in first and "'square_weight': 0.01" in first
+        assert "'square_weight': 0.0," in second
+        assert ("'balance': 'none', 'scope': 'local'" in second) == is_other_balance
 
 
 @pytest.mark.parametrize(
@@ -169,7 +210,9 @@ def test_ranks_with_other_settings_are_refused(tmp_path: Path) -> None:
         ({"scope": "global"}, 'data.balance = "none" needs data.scope = "local"'),
         ({"planner": "zigzag"}, "data.planner needs data.balance"),
         ({"max_tokens": 9}, "data.max_tokens needs data.scope"),
-        ({"balance": "budget", "scope": "global"}, "data.budget must be a finite number from 1"),
+        ({"balance": "budget", "scope": "global"}, 'data.budget must be set with data.scope = "global"'),
+        ({"balance": "budget", "budget": 9, "budget_memory": 0.5}, "data.budget_memory needs"),
+        ({"budget_memory": 0.5}, "data.budget_memory needs"),
         ({"balance": "budget", "scope": "global", "budget": 9, "planner": "zigzag"}, "data.planner needs data.balance"),
         (
             {"balance": "fixed", "scope": "global", "planner": "segments"},
@@ -189,5 +232,12 @@ def test_contradictions_are_refused(tmp_path: Path, data: dict[str, Any], messag
 
 
 def test_a_limit_that_no_plan_meets_is_an_error_of_all(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no rank has room for sample"):
-        Trainer(balanced(make_folder(tmp_path / "log"), data={"max_tokens": 20})).run()
+    folder = make_folder(tmp_path / "log")
+    with pytest.raises(
+        BalanceError, match=r"16 samples of \d+ tokens, .* do not fit 1 x 1 micro-batches of at most 20"
+    ):
+        Trainer(balanced(folder, data={"max_tokens": 20})).run()
+    with pytest.raises(
+        ConfigError, match=r"data.max_tokens is 9, and a sample may have 16 tokens \(model.max_length\)"
+    ):
+        Trainer(balanced(folder, data={"max_tokens": 9}))

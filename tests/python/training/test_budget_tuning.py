@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from headway.comm.rank_processes import run_ranks
+from headway.data import SampleBatch
 from headway.training import ConfigError, Trainer
 from headway.training.budget_tuning import TunedBudget, tune_budget
 from headway.training.device_memory import DeviceMemory
 from headway.training.trainer import BatchMemoryError
-from headway.training.trial_passes import TrialPasses
-from training_cases import Run, make_config, make_folder, train
+from headway.training.trial_passes import PassMemoryError, TrialPasses
+from torch import Tensor
+from training_cases import ExactModel, Run, make_config, make_folder, train
 
 CPU = torch.device("cpu")
 
@@ -28,11 +34,13 @@ class Device:
         self.most_tokens = 0  #: Since reset().
         self.calls: list[tuple[int, int]] = []
         self.capacity = math.inf  #: Tokens at which an allocation fails.
+        self.fixed_memory = 0.1
+        self.shortest = 2
 
     def time(self, *, count: int, length: int) -> tuple[int, float]:
         self.calls.append((count, length))
         if count * length > self.capacity:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise PassMemoryError("the device of a rank has no memory for a pass")
         self.most_tokens = max(self.most_tokens, count * length)
         return count * length, self.fixed_s + self.s_per_token * count * length
 
@@ -40,7 +48,7 @@ class Device:
         self.most_tokens = 0
 
     def peak_share(self) -> float:
-        return 0.1 + self.memory_per_token * self.most_tokens
+        return self.fixed_memory + self.memory_per_token * self.most_tokens
 
 
 def tune(device: Any, *, longest: int = 1_000, limit: float = 0.9, square_weight: float = 0.0) -> TunedBudget:
@@ -57,13 +65,19 @@ def test_the_budget_grows_while_the_next_size_gains_a_percent() -> None:
     ("tokens_at_limit", "least"),
     [
         (150_000, 149_000),
-        (1_500, 1_400),  # Only 1,000 tokens are measured; their fixed memory counts as if it grew.
+        (1_500, 1_490),  # Twice the first size, 1,000 tokens, does not fit.
     ],
 )
 def test_memory_bounds_the_budget(tokens_at_limit: int, least: int) -> None:
     tuned = tune(Device(fixed_s=0.004, memory_per_token=0.8 / tokens_at_limit))
     assert tuned.is_bound_by_memory and least <= tuned.tokens <= tokens_at_limit
     assert tuned.memory == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_large_fixed_part_of_the_memory_is_told_from_the_rest() -> None:
+    device = Device(fixed_s=0.004, memory_per_token=1e-6)
+    device.fixed_memory = 0.6  # Tables, for example.
+    assert tune(device).tokens == pytest.approx(256_000, rel=0.01)
 
 
 def test_a_batch_that_does_not_fit_is_half_as_large_the_next_time() -> None:
@@ -96,6 +110,39 @@ def test_trial_passes_change_nothing(tmp_path: Path) -> None:
     assert trainer.model.training and all(each.grad is None for each in trainer.model.parameters())
     assert all(map(torch.equal, before, trainer.model.parameters()))
     assert all(each["rows"] == 0 for each in trainer.tables[0].statistics()["tables"].values())
+
+
+def test_tokens_of_the_context_count(tmp_path: Path) -> None:
+    trainer = Trainer(make_config(make_folder(tmp_path / "log")))
+    with trainer._trial_passes(warmups=0, rounds=1) as passes:
+        assert passes.shortest == 3  # A token of context, one of history, and a target.
+        assert passes.time(count=4, length=3)[0] == 12 and passes.time(count=2, length=9)[0] == 18
+
+
+class FullOnRank1(ExactModel):
+    def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
+        found = super().forward(batch, seed=seed, step=step)
+        if dist.get_rank() == 1 and batch.num_samples > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+
+def pass_on_rank(rank: int, send: Callable[[str], None], *, folder: Path) -> None:
+    trainer = Trainer(make_config(folder), model=FullOnRank1(), say=lambda line: None)
+    with trainer._trial_passes(warmups=0, rounds=2) as passes:
+        passes.time(count=8, length=4)
+        try:
+            passes.time(count=9, length=4)
+        except PassMemoryError as error:
+            send(f"{rank}: {error}")
+        passes.time(count=8, length=4)  # The ranks are still in step.
+
+
+def test_all_ranks_learn_that_one_has_no_memory(tmp_path: Path) -> None:
+    found: list[str] = []
+    work = partial(pass_on_rank, folder=make_folder(tmp_path / "log"))
+    run_ranks(work, num_ranks=2, timeout_s=60, backend="headway", on_message=found.append)
+    assert sorted(found) == [f"{rank}: the device of a rank has no memory for a pass" for rank in range(2)]
 
 
 def test_memory_of_the_process_has_a_peak() -> None:

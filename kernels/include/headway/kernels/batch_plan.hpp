@@ -12,10 +12,11 @@
 // Bin b goes to rank (b + step) mod num_ranks. Otherwise the first bin, which is the heaviest where weights are equal,
 // would be of the same rank in every step.
 //
-// Example: weights 9 1 5 5 4 2 and two ranks at step 0. Sorted, samples 0 2 3 4 5 1 have the weights 9 5 5 4 2 1.
-//   kFixedGreedy       9 4 1 | 5 5 2: weights 14 and 12. 2 goes to the bin of 10, which is full then, and 1 to that
-//   of 13. kFixedZigzag       9 4 2 | 5 5 1: weights 15 and 11. kVariableGreedy    9 4 | 5 5 2 1: weights 13 and 13.
-//   kVariableSegments  9 5 | 5 4 2 1: weights 14 and 12.
+// Example: weights 9 1 5 5 4 2 and two ranks at step 0. The sorted weights are 9 5 5 4 2 1. The bins get:
+// - kFixedGreedy: 9 4 1 and 5 5 2. The second bin is full when the last sample comes.
+// - kFixedZigzag: 9 4 2 and 5 5 1.
+// - kVariableGreedy: 9 4 and 5 5 2 1.
+// - kVariableSegments: 9 5 and 5 4 2 1.
 //
 // Invariants: all arithmetic is of integers, so all ranks find the same plan. No rank gets more than `max_tokens`.
 // Complexity: O(N log N + N log R) for N samples and R ranks; up to O(N R log R) where `max_tokens` binds most samples.

@@ -14,7 +14,7 @@ Example: rank 0 has read samples of 9 and 8 tokens, and rank 1 of 1 and 2. The p
 rank 1. So rank 0 sends the sample of 8 tokens, and gets that of 1.
 
 Invariants: the samples of a step are those of the reader, so they depend neither on the plan nor on the number of
-ranks. A rank has its samples in the order of the ranks that have read them, and in the reader's order within one rank.
+ranks. A rank has its samples in the order of the ranks that have read them, and with a budget in the order drawn.
 All ranks start the same steps: step s starts when step s - ``depth`` is taken, and then it is completed.
 Complexity: for N samples of a step and R ranks O(N (log N + log R)) on each rank, and 32 N bytes received to describe.
 Source: FreeScale (MLSys 2026), load balancing in three stages.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,8 @@ class BalancedSteps:
     """Iterates over the steps of a reader, with samples moved.
 
     Args:
-        steps: this rank's steps, each with one batch in host memory. All ranks have the same number of them.
+        steps: this rank's steps, each with one batch in host memory; all ranks have as many. A ``BatchReader`` needs
+            ``rank`` and ``num_ranks``, and ``micro_batches`` stays 1: those of ``plan`` divide its samples.
         plan: how samples are divided; the same on all ranks.
         schema: of the samples.
         group: ranks of the training; None: this rank alone, whose samples are divided into micro-batches.
@@ -62,14 +63,15 @@ class BalancedSteps:
         num_steps: most steps; None: all.
         depth: steps in flight or ready beside the one in use.
         pin_memory: put batches into pinned memory.
-        own_figures: returns numbers of this rank, which travel with the description of each step.
+        busy_s: returns how many seconds this rank has computed so far. It travels with the description of each step, so
+            ranks learn who is slow without an exchange of its own.
 
     Attributes:
         times: of the thread.
 
     Raises:
         ValueError: ``depth`` is below 1.
-        BalanceError: ranks have different plans or budgets.
+        BalanceError: ranks have different plans, budgets, schemas or numbers of steps.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class BalancedSteps:
         num_steps: int | None = None,
         depth: int = 2,
         pin_memory: bool = False,
-        own_figures: Callable[[], Sequence[float]] = tuple,
+        busy_s: Callable[[], float] = float,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth is {depth}, and at least 1")
         self._plan, self._schema, self._pin_memory, self._num_left = plan, schema, pin_memory, num_steps
         self._exchange = SampleExchange(group)
-        self._exchange.expect_same((plan, budget))
-        chunks = ChunkReader(steps, self._exchange, weight=plan.weight, schema=schema, own_figures=own_figures)
+        self._exchange.expect_same({"plan": plan, "budget": budget, "num_steps": num_steps, "schema": schema})
+        chunks = ChunkReader(steps, self._exchange, weight=plan.weight, schema=schema, busy_s=busy_s)
         self._chunks = chunks
         self._source = WholeSteps(chunks) if budget is None else BudgetedSteps(chunks, budget)
         self.times = BalanceTimes()
@@ -125,9 +127,9 @@ class BalancedSteps:
         return step
 
     @property
-    def figures(self) -> list[list[float]]:
-        """The numbers of ``own_figures`` of all ranks, by rank, with the newest description."""
-        return self._chunks.figures
+    def busy_s(self) -> list[float]:
+        """Seconds that each rank has computed, by the newest description; empty before the first one."""
+        return self._chunks.busy_s
 
     def take_spreads(self) -> list[Spread]:
         """Returns the spreads of the steps since the last call."""
@@ -135,7 +137,10 @@ class BalancedSteps:
         return taken
 
     def close(self) -> None:
-        """Ends the thread after the steps that have started, which other ranks wait for. All ranks call it."""
+        """Ends the thread after the steps that have started, which other ranks wait for.
+
+        All ranks call it, after the same number of steps.
+        """
         self._is_done = True
         self._permits.put(False)
         self._thread.join(_JOIN_S)
@@ -162,15 +167,14 @@ class BalancedSteps:
         began = time.monotonic()
         described, num_ranks = taken.described, self._exchange.num_ranks
         number = taken.position.step + taken.position.epoch
-        ranks = self._plan.ranks(described.weights, described.tokens, num_ranks=num_ranks, step=number)
+        ranks, parts = self._plan.divide(described.weights, described.tokens, num_ranks=num_ranks, step=number)
         spread = described.spread(ranks, num_ranks)
         planned = time.monotonic()
         records = self._move(taken.records, described, ranks)
-        is_own = ranks == self._exchange.rank
-        parts = self._plan.micro_batch(described.weights[is_own], described.tokens[is_own])
+        of_own = parts[ranks == self._exchange.rank]
         batches = [
             unpack(
-                records.select((parts == part).nonzero()[:, 0], self._schema),
+                records.select((of_own == part).nonzero()[:, 0], self._schema),
                 self._schema,
                 num_truncated=taken.num_truncated if part == 0 else 0,  # Counted where they were read.
             )

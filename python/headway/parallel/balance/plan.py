@@ -10,6 +10,7 @@ import torch
 
 from headway.ops import plan_batches
 from headway.ops.batch_plan import Method
+from headway.parallel.balance.sample_exchange import BalanceError
 from headway.parallel.balance.sample_weight import SampleWeight
 
 Mode = Literal["fixed", "variable"]
@@ -28,7 +29,7 @@ class BalancePlan:
     """Settings of a plan. All ranks have the same.
 
     Attributes:
-        mode: ``fixed``: all ranks get as many samples, +-1. ``variable``: their numbers differ.
+        mode: ``fixed``: all micro-batches have as many samples, +-1. ``variable``: their numbers differ.
         planner: ``greedy``, or as FreeScale has it ``zigzag`` for fixed and ``segments`` for variable numbers; see
             ``headway.ops.plan_batches``.
         weight: of a sample.
@@ -51,24 +52,33 @@ class BalancePlan:
         if self.micro_batches < 1 or self.max_tokens < 0:
             raise ValueError("micro_batches is at least 1, and max_tokens at least 0")
 
-    def ranks(self, weights: torch.Tensor, tokens: torch.Tensor, *, num_ranks: int, step: int) -> torch.Tensor:
-        """Returns the rank of each sample, (N,) int64.
+    def divide(
+        self, weights: torch.Tensor, tokens: torch.Tensor, *, num_ranks: int, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the rank of each sample, and its micro-batch there, (N,) int64 each. All ranks find the same.
+
+        Samples are divided among the micro-batches of all ranks at once, so each stays within ``max_tokens``. Then each
+        rank gets ``micro_batches`` of them, with about the same weight.
 
         Args:
             weights, tokens: (N,) int64 of all samples of the step.
             num_ranks: number of ranks.
             step: number of the step, by which shares rotate.
         Raises:
-            ValueError: no rank has room for a sample.
+            BalanceError: samples do not fit the micro-batches.
         """
-        return self._divide(weights, tokens, num_ranks, self.max_tokens * self.micro_batches, step)
-
-    def micro_batch(self, weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the micro-batch of each sample of a rank, (N,) int64."""
-        return self._divide(weights, tokens, self.micro_batches, self.max_tokens, 0)
-
-    def _divide(
-        self, weights: torch.Tensor, tokens: torch.Tensor, parts: int, max_tokens: int, step: int
-    ) -> torch.Tensor:
-        method = _METHODS[self.mode, self.planner]
-        return plan_batches(weights, parts, method=method, tokens=tokens, max_tokens=max_tokens, step=step)
+        method, num_bins = _METHODS[self.mode, self.planner], num_ranks * self.micro_batches
+        try:
+            bins = plan_batches(weights, num_bins, method=method, tokens=tokens, max_tokens=self.max_tokens)
+        except ValueError as error:
+            raise BalanceError(
+                f"{len(tokens):,} samples of {int(tokens.sum()):,} tokens, the longest of {int(tokens.max()):,}, do not"
+                f" fit {num_ranks} x {self.micro_batches} micro-batches of at most {self.max_tokens:,} tokens: raise "
+                "max_tokens or micro_batches, or take fewer samples for a step"
+            ) from error
+        of_bins = torch.zeros(num_bins, dtype=torch.int64).index_add_(0, bins, weights)
+        rank_of_bin = plan_batches(of_bins, num_ranks, method="fixed_greedy", step=step)
+        place = torch.zeros_like(rank_of_bin)  # Of each bin among those of its rank.
+        for rank in range(num_ranks):
+            place[rank_of_bin == rank] = torch.arange(self.micro_batches)
+        return rank_of_bin[bins], place[bins]

@@ -15,7 +15,7 @@ Complexity: O(N log N) for a chunk of N samples. The pool has less than a chunk 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +83,10 @@ class ChunkReader:
         exchange: collectives.
         weight: of a sample.
         schema: of the samples.
-        own_figures: see ``BalancedSteps``.
+        busy_s: see ``BalancedSteps``.
 
     Attributes:
-        figures: the numbers of all ranks, by rank, with the newest chunk.
+        busy_s: of all ranks, by the newest description.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class ChunkReader:
         *,
         weight: SampleWeight,
         schema: SampleSchema,
-        own_figures: Callable[[], Sequence[float]],
+        busy_s: Callable[[], float],
     ) -> None:
         self._chunks, self._exchange, self._weight, self.schema = chunks, exchange, weight, schema
-        self._own_figures = own_figures
+        self._own_busy_s = busy_s
         self.rank = exchange.rank
-        self.figures: list[list[float]] = []
+        self.busy_s: list[float] = []
 
     def read(self) -> TakenStep | None:
         """Returns the next chunk; None after the last one.
@@ -116,7 +116,9 @@ class ChunkReader:
             status = _ENDED if chunk is None else _READ
         except Exception as raised:  # Other ranks must not wait for the samples of this one.
             status, error = _FAILED, raised
-        statuses, described = self._describe(status, None if chunk is None else chunk.batches[0])
+        if chunk is not None and len(chunk.batches) != 1:
+            status, error = _FAILED, ValueError("steps that are balanced have one batch: set micro_batches of the plan")
+        statuses, described = self._describe(status, chunk.batches[0] if chunk is not None else None)
         if error is not None:
             raise error
         for rank, of_rank in enumerate(statuses):
@@ -127,7 +129,7 @@ class ChunkReader:
                 raise BalanceError(f"rank {statuses.index(_ENDED)} has no more steps, and others have")
             return None
         assert chunk is not None
-        batch = chunk.batches[0]
+        (batch,) = chunk.batches
         return TakenStep(chunk.position, chunk.next, pack(batch, self.schema), described, batch.num_truncated)
 
     def _describe(self, status: int, batch: SampleBatch | None) -> tuple[list[int], Described]:
@@ -136,10 +138,10 @@ class ChunkReader:
         if batch is not None:
             weights = self._weight.of(batch.event_lengths + num_context)
             rows = torch.stack([batch.sample_ids, weights, batch.history_lengths, batch.target_lengths], dim=1)
-        figures = torch.tensor(list(self._own_figures()), dtype=torch.float64)
-        headers = self._exchange.all_gather(torch.cat([torch.tensor([status, len(rows)]), figures.view(torch.int64)]))
+        busy_us = int(1e6 * self._own_busy_s())
+        headers = self._exchange.all_gather(torch.tensor([status, len(rows), busy_us]))
         statuses, counts = headers[:, 0].tolist(), headers[:, 1]
-        self.figures = headers[:, 2:].contiguous().view(torch.float64).tolist()
+        self.busy_s = (headers[:, 2] / 1e6).tolist()
         ids, weights, histories, targets = self._exchange.all_gather_rows(rows, counts.tolist()).unbind(1)
         sources = torch.arange(self._exchange.num_ranks).repeat_interleave(counts)
         return statuses, Described(ids, weights, histories, targets, histories + targets + num_context, sources)
@@ -225,7 +227,7 @@ class BudgetedSteps:
 
 def _drawn_order(ids: torch.Tensor, seed: int) -> torch.Tensor:
     """Returns the indices of samples in an order that is drawn from their ids, (N,) int64."""
-    hashes = (ids + seed * 0x9E3779B9) * 0x2545F4914F6CDD1D  # Overflow wraps.
+    hashes = (ids + seed * 0x9E3779B9 % (1 << 63)) * 0x2545F4914F6CDD1D  # Overflow wraps.
     hashes = (hashes ^ (hashes >> 29)) * 0x106689D45497FDB5
     by_id = torch.argsort(ids)
     return by_id[torch.argsort((hashes ^ (hashes >> 32))[by_id], stable=True)]
