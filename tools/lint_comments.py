@@ -127,8 +127,7 @@ def _docstrings(source: str) -> Iterator[Comment]:
 
 
 def comments_of(path: Path) -> Iterator[Comment]:
-    """Reads a source file; yields its comments with their lines."""
-    source = path.read_text()
+    source = path.read_text(encoding="utf-8")
     return python_comments(source) if path.suffix in {".py", ".pyi"} else cpp_comments(source)
 
 

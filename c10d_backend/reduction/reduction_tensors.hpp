@@ -38,7 +38,7 @@ class ReductionTensors final {
   struct CopyBack {
     at::Tensor part;
     at::Tensor output;
-    bool flips_sign;
+    bool flips_sign;  ///< Flip the top bit, as unsigned numbers were reduced as signed ones of the same order.
   };
 
   [[nodiscard]] bool is_plain(at::Tensor const& tensor) const;

@@ -209,6 +209,11 @@ def test_the_doctor_and_the_transport_agree_on_the_files_of_ranks() -> None:
         ({"torch": "2.16.0", "distributed": True, "gpus": []}, "torch", "2.16.0, supported are 2.11 to 2.15"),
         ({"torch": "2.11.0", "distributed": False, "gpus": []}, "torch", "without torch.distributed"),
         (
+            {"torch": "2.11.0", "distributed": True, "gpus": [], "gpu_error": "RuntimeError: CUDA error: unknown"},
+            "GPUs",
+            "CUDA error: unknown",
+        ),
+        (
             {"torch": "2.11.0", "distributed": True, "gpus": [], "headway_error": "ImportError: no _C"},
             "import headway",
             "no _C",

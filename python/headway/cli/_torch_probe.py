@@ -22,11 +22,13 @@ def probe() -> dict[str, Any]:
     facts["torch"] = torch.__version__
     facts["distributed"] = torch.distributed.is_available()
     facts["gpus"] = []
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
+    try:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         for gpu in range(count):
             peers = [peer for peer in range(count) if peer != gpu and torch.cuda.can_device_access_peer(gpu, peer)]
             facts["gpus"].append({"name": torch.cuda.get_device_name(gpu), "peers": peers})
+    except Exception as error:
+        facts["gpu_error"] = _one_line(error)
     try:
         import headway  # noqa: F401
 

@@ -333,7 +333,11 @@ def find_software() -> list[Finding]:
         return [*findings, Finding(name="torch", level=Level.PROBLEM, value=str(error), fix=fix)]
     findings.append(_find_torch(str(facts["torch"]), bool(facts["distributed"])))
     findings += [_find_package(name, str(facts["torch"])) for name in ("torchrec", "fbgemm_gpu-cpu")]
-    findings.append(_find_gpus(facts["gpus"]))
+    if (gpu_error := facts.get("gpu_error")) is not None:
+        fix = "check the driver: nvidia-smi"
+        findings.append(Finding(name="GPUs", level=Level.PROBLEM, value=str(gpu_error), fix=fix))
+    else:
+        findings.append(_find_gpus(facts["gpus"]))
     findings.append(_find_headway(facts.get("headway_error")))
     return findings
 

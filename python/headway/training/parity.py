@@ -24,7 +24,7 @@ from headway.training.config import ConfigError
 from headway.training.trial_passes import TrialPasses, join_batches, make_samples
 
 _TOLERANCE = 0.002  #: Relative. Sums in float32 differ by less than 1e-5.
-_TOLERANCE_16_BIT = 0.03  #: Of models with parameters of 16 bits.
+_TOLERANCE_16_BIT = 0.03  #: For models with parameters of 16 bits.
 
 
 def expect_additive(model: nn.Module, schema: SampleSchema, passes: Callable[[], TrialPasses]) -> None:

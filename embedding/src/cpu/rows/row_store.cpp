@@ -36,6 +36,10 @@ void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
   if (chunks * rows_per_chunk() > kNumIds) {
     throw std::length_error("a table has no more than " + std::to_string(kMostTableRows) + " rows on a rank");
   }
+  // Doubles, so that growth by single chunks costs amortised O(1). take_block() then never moves the words of others,
+  // also after a failure below.
+  std::size_t const mapped = std::max(chunks, chunks_.size()) * blocks_per_chunk();
+  if (mapped > free_rows_.capacity()) free_rows_.reserve(std::max(mapped, 2 * free_rows_.capacity()));
   bool const is_small = (num_taken_ * kBlockRows + num_rows) * row_bytes_ < HugeMemory::kPageBytes;
   auto const pages = is_small ? HugeMemory::Pages::kSmall : HugeMemory::Pages::kHuge;
   // A chunk holds the rows, then their metadata.
@@ -45,9 +49,6 @@ void RowStore::reserve(std::size_t num_rows, std::size_t num_allocators) {
       if (chunk.pages() == HugeMemory::Pages::kSmall) chunk.use_huge_pages();
     }
   }
-  std::size_t const mapped = chunks_.size() * blocks_per_chunk();
-  // Doubles, so that growth by single chunks costs amortised O(1). take_block() then never moves the words of others.
-  if (mapped > free_rows_.capacity()) free_rows_.reserve(std::max(mapped, 2 * free_rows_.capacity()));
 }
 
 std::size_t RowStore::num_bytes() const {
