@@ -5,13 +5,13 @@
 #include "headway/kernels/batch_plan.hpp"
 
 #include <algorithm>
-#include <compare>
 #include <cstddef>
+#include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace headway::kernels {
@@ -67,7 +67,7 @@ class GreedyBins {
     skipped_.clear();
     std::optional<std::int64_t> found;
     while (!found && !heap_.empty()) {
-      std::ranges::pop_heap(heap_, std::greater{});
+      std::pop_heap(heap_.begin(), heap_.end(), std::greater{});
       Bin bin = heap_.back();
       heap_.pop_back();
       if (counts_[at(bin.bin)] == most_ && num_larger_ == 0) continue;  // Full for good.
@@ -88,7 +88,9 @@ class GreedyBins {
     std::int64_t weight = 0;
     std::int64_t count = 0;
     std::int64_t bin = 0;
-    friend auto operator<=>(Bin const&, Bin const&) = default;
+    friend bool operator>(Bin const& a, Bin const& b) {
+      return std::tie(a.weight, a.count, a.bin) > std::tie(b.weight, b.count, b.bin);
+    }
   };
 
   static std::size_t bins(BatchPlan const& plan) { return static_cast<std::size_t>(plan.num_ranks); }
@@ -107,7 +109,7 @@ class GreedyBins {
 
   void push(Bin const& bin) {
     heap_.push_back(bin);
-    std::ranges::push_heap(heap_, std::greater{});
+    std::push_heap(heap_.begin(), heap_.end(), std::greater{});
   }
 
   BatchPlan const& plan_;
