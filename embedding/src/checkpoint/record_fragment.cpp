@@ -2,11 +2,11 @@
 
 // Records of a table as bytes, for torch.distributed.checkpoint and for pickled states.
 //
-// Format: little-endian, without padding. A header of 8-byte integers: layout (version of this format), routing
-//   version, updates (optimizer steps), first bucket, end bucket, table, rows K, pending keys P (without a row yet),
-//   columns D, floats of state S, CRC-32 of all other bytes. Then columns: ids (K), ids of pending keys (P), of 8 bytes
-//   each; counts (K), steps (K), embeddings (K, D), states (K, S), counts of pending keys (P), of 4 bytes each. Layout
-//   1 had no sum; it is read, and not written.
+// Format: little-endian, without padding. A header of 8-byte integers: layout (version of this format), routing version
+//   (of the hash that gives a key its bucket), updates (optimizer steps), first bucket, end bucket, table, rows K,
+//   pending keys P (without a row yet), columns D, floats of state S, CRC-32 of all other bytes. Then columns: ids (K),
+//   ids of pending keys (P), of 8 bytes each; counts (K), steps (K) of the last lookups, embeddings (K, D), states (K,
+//   S), counts of pending keys (P), of 4 bytes each. Layout 1 had no sum; it is read, and not written.
 // Example: a fragment of 2 rows of dim 4 without state, and no pending key, has 11 * 8 + 2 * (8 + 4 + 4 + 16) = 152
 //   bytes.
 // Invariant: columns of 8 bytes come first, so all columns are aligned, and a reader needs no copy.
@@ -43,7 +43,6 @@ enum Field : std::uint8_t {
 };
 using Header = std::array<std::uint64_t, kNumFields>;
 
-/// Number of fields in the header of a layout.
 std::size_t num_fields(std::uint64_t layout) { return std::size_t{layout == kLayout ? kNumFields : kSum}; }
 
 /// CRC-32 of the fields before the sum, and of the columns.

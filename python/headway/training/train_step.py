@@ -93,8 +93,10 @@ class TrainStep:
         dtype = torch.float16 if self._dtype == "float16" else torch.bfloat16
         return torch.autocast(self._device.type, dtype=dtype, enabled=self._dtype != "float32")
 
-    def settle_buckets(self, nothing: Any, **options: Any) -> None:
-        """Runs a pass over a batch without samples, after which DDP orders the gradients in its buckets once.
+    def settle_buckets(self, without_samples: Any, **options: Any) -> None:
+        """Runs a pass over a batch without samples, after which DDP orders the gradients in its buckets for good.
+
+        A bucket is a buffer whose gradients are added over ranks at once.
 
         Otherwise it would do so after the first step. That would be another step after a resume than in a training that
         was not stopped, and sums over ranks would be in another order.
@@ -102,7 +104,7 @@ class TrainStep:
         if self._group is None:
             return
         with self.autocast():
-            of_heads = self._parallel(nothing, **options)
+            of_heads = self._parallel(without_samples, **options)
         loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
         self.state.drop_gradients()
 

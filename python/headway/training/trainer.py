@@ -76,7 +76,7 @@ from headway.training.train_step import LossError, TrainStep, not_finite
 from headway.training.training_input import TrainingInput
 from headway.training.trial_passes import TrialPasses
 
-_SAMPLES_TO_FIT = 8  #: Longest samples in a batch that is timed where no budget is known.
+_SAMPLES_TO_FIT = 8  #: Longest samples in the largest pass to which the cost of a sample is fitted.
 _LENGTHS_TO_NAME = 8
 
 
@@ -135,15 +135,17 @@ class Trainer:
         )
         self.folder = self._input.folder
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
-        self.model: Any = model or GRM(
-            config.model.grm(),
-            config.data.schema(),
-            optimizer=config.optimizer.of_tables(),
-            tables=config.model.tables,
-            seed=config.run.seed,
-            process_group=self.group,
-            device=self.device,
-        )
+        self.model: Any = model
+        if model is None:
+            self.model = GRM(
+                config.model.grm(),
+                config.data.schema(),
+                optimizer=config.optimizer.of_tables(),
+                tables=config.model.tables,
+                seed=config.run.seed,
+                process_group=self.group,
+                device=self.device,
+            )
         for name in ("forward", "count_terms", "predict"):
             if not callable(getattr(self.model, name, None)):
                 raise ConfigError(f"the model has no {name}(): see headway.training.TrainableModel")
@@ -257,11 +259,11 @@ class Trainer:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
         self._expect_same_balance()
-        nothing = collate([], self.config.data.schema()).to(self.device)
-        self._train_step.settle_buckets(nothing, seed=self.config.run.seed, step=self.step)
+        without_samples = collate([], self.config.data.schema()).to(self.device)
+        self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
         reader = self._input.training_reader(self._next, self._make_budget())
         steps = iter(reader)
-        left = None if self.num_steps is None else self.num_steps - self.step
+        left = None if self.num_steps is None else max(self.num_steps - self.step, 0)
         of_rank = itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps
         self._balanced = self._balance(steps, left) if self.config.data.moves_samples else None
         pipeline = Pipeline(
@@ -281,7 +283,7 @@ class Trainer:
             contextlib.closing(pipeline),
             trace,
         ):
-            while self.step != self.num_steps:
+            while self.num_steps is None or self.step < self.num_steps:
                 trace.move_to(self.step)
                 with record_function("wait for the step"):
                     prepared = pipeline.next()
@@ -417,7 +419,7 @@ class Trainer:
         raise LossError(f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong} is {sums[wrong]}{place}")
 
     def _make_budget(self) -> Budget | None:
-        """Returns the limit of a micro-batch, and measures what is not set; None: steps have a number of samples."""
+        """Returns the limit of a micro-batch of this rank, and measures what is not set; None: there is none."""
         data = self.config.data
         if data.balance != "budget" or data.moves_samples:
             return None

@@ -64,7 +64,6 @@ struct HstuSequenceMask {
     return first_target() - shared_by_context();
   }
 
-  /// Position of a token.
   [[nodiscard]] HEADWAY_HOST_DEVICE std::int32_t position_of(std::int32_t token) const {
     std::int32_t const position = token < num_contextual ? 0 : token - shared_by_context();
     return position < target_position() ? position : target_position();
