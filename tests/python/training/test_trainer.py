@@ -54,18 +54,18 @@ def test_a_model_learns_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
         assert other["result"].losses == pytest.approx(alone["result"].losses, rel=1e-4)
 
 
-def test_a_training_that_is_beyond_its_last_step_ends_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"balance": "budget", "budget": 40}, {"balance": "fixed", "scope": "global", "square_weight": 0.1}],
+)
+def test_a_training_that_is_beyond_its_last_step_ends_at_once(tmp_path: Path, data: dict[str, Any]) -> None:
     folder = make_folder(tmp_path / "log")
-    for data in (
-        {},
-        {"balance": "budget", "budget": 40},
-        {"balance": "fixed", "scope": "global", "square_weight": 0.1},
-    ):
-        out = tmp_path / str(data.get("balance"))
-        (before,) = train(1, Run(config=make_config(folder, data=dict(data), run={"max_steps": 3}), out=out))
-        shorter = make_config(folder, data=dict(data), run={"max_steps": 2})
-        (after,) = train(1, Run(config=shorter, out=out, resume=True))
-        assert after["step"] == 3 and same_bits(after, before)
+    if data.get("balance") != "budget":
+        data = data | {"global_batch": 16}
+    (before,) = train(1, Run(config=make_config(folder, data=dict(data), run={"max_steps": 3}), out=tmp_path / "out"))
+    shorter = make_config(folder, data=dict(data), run={"max_steps": 2})
+    (after,) = train(1, Run(config=shorter, out=tmp_path / "out", resume=True))
+    assert after["step"] == 3 and same_bits(after, before)
 
 
 def test_a_resumed_training_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
