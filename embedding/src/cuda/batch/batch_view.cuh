@@ -25,7 +25,6 @@ struct DeviceCount {
   [[nodiscard]] __device__ std::uint32_t operator()() const { return known == nullptr ? most : min(*known, most); }
 };
 
-/// The keys of a batch, for kernels.
 struct KeysView {
   std::uint64_t const* ids;     ///< (keys)
   std::uint32_t const* tables;  ///< (keys) nullptr: all keys are of `table`.

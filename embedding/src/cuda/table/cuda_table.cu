@@ -88,11 +88,12 @@ TableState const& CudaTable::wait(cudaStream_t stream) const {
 TableSize CudaTable::size() const {
   Call const call(*this);
   auto const& state = wait(call.stream());
+  // Cold rows are in bfloat16, and pending keys wait for a row.
   TableSize size{.rows = state.num_rows, .cold_rows = state.num_cold, .pending = state.num_pending};
+  for (auto const& stripe : stripes_) size.key_bytes += stripe.num_buckets * sizeof(WideBucket);
+  size.key_bytes += rows_.list_bytes();  // Lists of free rows.
   // Row 0 of each precision stands for kNone, so `next` - 1 rows were ever used. Freed ones still count: rows keep
   // memory.
-  for (auto const& stripe : stripes_) size.key_bytes += stripe.num_buckets * sizeof(WideBucket);
-  size.key_bytes += rows_.list_bytes();
   for (auto const precision : {Precision::kFloat32, Precision::kBfloat16}) {
     auto const& rows = state.free_rows[static_cast<std::size_t>(precision)];
     size.row_bytes += std::size_t{rows.next - 1} * rows_.row_bytes(precision);
@@ -119,7 +120,7 @@ void CudaTable::clear() {
   make_stripes(stream);
   wait(stream);
   rows_.clear();
-  num_parts_left_ = 0;
+  num_parts_left_ = 0;  // An eviction may take one part of the keys in each step.
   ++generation_;
 }
 
