@@ -4,7 +4,8 @@
 Tables are TorchRec's with managed collisions and fused Adam. A layer uses the Triton kernels of generative-recommenders
 for both norms and the attention, and cuBLAS for products: their Triton product tunes itself anew for each number of
 tokens. Experts and losses are those of ``headway.nn``, in plain PyTorch. ``TrainPipelineSparseDist`` copies a batch and
-begins its exchanges while the one before computes. Batches are joined before, in pinned memory, so input costs nothing.
+begins its exchanges while the one before computes. Batches are made before the steps are timed, in pinned memory, so
+input costs nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class PeerBatch:
         history: (H,) int64, index of each history event in all events.
         targets: (N,) int64, index of each target in all events.
         labels: (N, K) float32.
-        max_length: most events of a sample, up to a multiple of 16: Triton compiles for such a number alone.
+        max_length: most events of a sample, up to a multiple of 16. Triton makes faster code for multiples
+            of 16, and compiles anew when a number becomes one.
     """
 
     features: Any

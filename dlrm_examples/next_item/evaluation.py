@@ -39,7 +39,7 @@ def evaluate(
 
 
 def model_scores(model: NextItemModel) -> Callable[[Batch], Tensor]:
-    """Returns a scoring function of a trained model."""
+    """Returns the scoring function of ``evaluate()`` for a model, which it puts into the mode of evaluation."""
 
     @torch.no_grad()
     def score(batch: Batch) -> Tensor:
