@@ -25,8 +25,8 @@ from headway.embedding.collection import HashTableCollection
 class ExportableLookup(nn.Module):
     """Looks up the tables of a collection, for inference, in a model that is exported.
 
-    It inserts no rows, and its lookups do not count for admission and eviction. An id without a row has the embedding that ``TableConfig.unknown`` names. Its outputs
-    have no gradient.
+    It inserts no rows, and its lookups do not count for admission and eviction. An id without a row has the embedding
+    that ``TableConfig.unknown`` names. Its outputs have no gradient.
     ``torch.export.export(..., strict=False)``, ``torch.export.save()`` and AOTInductor accept it.
 
     Args:
