@@ -38,24 +38,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from headway.data.budget_reader import Budget, BudgetReader
+from headway.data.budget_reader import BudgetReader
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
 from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
-from headway.parallel.balance import (
-    BalancedSteps,
-    BalanceError,
-    BalancePlan,
-    SampleExchange,
-    SampleWeight,
-    StepBudget,
-)
-from headway.training.budget_tuning import tune_budget
+from headway.parallel.balance import BalancedSteps
 from headway.training.checkpoints import Checkpoints, Manifest
 from headway.training.config import ConfigError, TrainingConfig
-from headway.training.device_memory import DeviceMemory, is_out_of_memory, ranks_of_host
-from headway.training.parity import expect_additive
+from headway.training.device_memory import is_out_of_memory
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (
     Progress,
@@ -68,15 +59,13 @@ from headway.training.progress import (
     waits,
 )
 from headway.training.report import write_report
-from headway.training.sample_cost import measure_cost
 from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
 from headway.training.train_step import LossError, TrainStep, not_finite
 from headway.training.training_input import TrainingInput
-from headway.training.trial_passes import TrialPasses
+from headway.training.work_division import WorkDivision
 
-_SAMPLES_TO_FIT = 8  #: Longest samples in the largest pass to which the cost of a sample is fitted.
 _LENGTHS_TO_NAME = 8
 
 
@@ -175,7 +164,6 @@ class Trainer:
             if self.out is None:
                 raise ConfigError("run.tensorboard needs a folder: give --out, or out of Trainer")
         self._tensorboard: TensorBoard | None = None
-        self._balance_group: dist.ProcessGroup | None = None
         self._balanced: BalancedSteps | None = None
         self._busy_s = 0.0  #: Seconds that this rank has computed.
         self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
@@ -183,9 +171,15 @@ class Trainer:
         self._next = Position()
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
         self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
-        self._square_weight = config.data.square_weight or None  #: None: not known yet.
-        self._weight_exponent = config.data.weight_exponent or None  #: None: not known yet.
-        self._budget = config.data.budget  #: 0: not known yet, or none.
+        self._division = WorkDivision(
+            config,
+            self.model,
+            self._train_step,
+            longest=self._input.longest,
+            device=self.device,
+            group=self.group,
+            say=say if self.rank == 0 else lambda line: None,
+        )
         self._checkpoints = (
             None
             if self.out is None
@@ -258,14 +252,14 @@ class Trainer:
     def _train(self, begin: float) -> Iterator[Progress]:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
-        self._expect_same_balance()
+        self._division.expect_same()
         without_samples = collate([], self.config.data.schema()).to(self.device)
         self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
-        reader = self._input.training_reader(self._next, self._make_budget())
+        reader = self._input.training_reader(self._next, self._division.budget_of_rank())
         steps = iter(reader)
         left = None if self.num_steps is None else max(self.num_steps - self.step, 0)
         of_rank = itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps
-        self._balanced = self._balance(steps, left) if self.config.data.moves_samples else None
+        self._balanced = self._division.balanced(steps, start=self._next, num_steps=left, busy_s=lambda: self._busy_s)
         pipeline = Pipeline(
             self._balanced or of_rank,
             device=self.device,
@@ -317,42 +311,6 @@ class Trainer:
             self._say(f"trace: {trace.path}")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
-
-    def _expect_same_balance(self) -> None:
-        """Checks that all ranks balance alike. Otherwise some would wait for exchanges that others do not make."""
-        if self.group is None:
-            return
-        data = self.config.data
-        names = ("balance", "scope", "planner", "weight_model", "square_weight", "weight_exponent", "max_tokens",
-                 "global_batch", "budget", "budget_unit", "budget_memory", "micro_batches")  # fmt: skip
-        try:
-            SampleExchange(self.group).expect_same({name: getattr(data, name) for name in names})
-        except BalanceError as error:
-            raise ConfigError(str(error)) from error
-
-    def _balance(self, steps: Iterator[StepBatch], num_steps: int | None) -> BalancedSteps:
-        """Moves the samples of the steps between ranks, over a group of its own."""
-        plan, data = self._make_plan(), self.config.data
-        budget = None
-        if data.balance == "budget":
-            budget = StepBudget(data.budget, start=self._next, seed=self.config.run.seed)
-        if self._balance_group is None and self.group is not None and self.num_ranks > 1:
-            backend = dist.get_backend(self.group)
-            self._balance_group = dist.new_group(  # type: ignore[assignment]
-                dist.get_process_group_ranks(self.group),
-                backend="gloo" if backend == "nccl" else backend,
-                use_local_synchronization=self.group is not dist.group.WORLD,
-            )
-        return BalancedSteps(
-            steps,
-            plan=plan,
-            schema=data.schema(),
-            group=self._balance_group,
-            budget=budget,
-            num_steps=num_steps,
-            busy_s=lambda: self._busy_s,
-            pin_memory=self.device.type == "cuda",
-        )
 
     def _count(self, step: StepBatch) -> list[int]:
         """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
@@ -418,93 +376,6 @@ class Trainer:
             place = f"; its samples are in {path}"
         raise LossError(f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong} is {sums[wrong]}{place}")
 
-    def _make_budget(self) -> Budget | None:
-        """Returns the limit of a micro-batch of this rank, and measures what is not set; None: there is none."""
-        data = self.config.data
-        if data.balance != "budget" or data.moves_samples:
-            return None
-        longest, group = self._input.longest, self.group
-        if data.budget_unit == "weight":
-            self._measure_cost()
-        weight = self._square_weight or 0.0
-        if not self._budget:
-            memory = DeviceMemory(
-                self.device,
-                num_ranks=ranks_of_host(self.num_ranks),
-                extra_bytes=self._train_step.state.bytes_of_first_update(),
-            )
-            with self._trial_passes(warmups=1, rounds=3) as measured:
-                tuned = tune_budget(
-                    measured,
-                    memory,
-                    longest=longest,
-                    square_weight=weight,
-                    limit=data.budget_memory,
-                    device=self.device,
-                    group=group,
-                )
-            self._budget = tuned.tokens
-            unit = "weighted tokens" if weight else "tokens"
-            self._say_once(
-                f"the budget is {tuned.tokens:,} {unit}, with {tuned.memory:.0%} of the memory: "
-                + ("more do not fit" if tuned.is_bound_by_memory else "twice as many are less than 1% faster per token")
-            )
-        return Budget(self._budget, weight)
-
-    def _make_plan(self) -> BalancePlan:
-        """Returns how samples are divided among ranks, and measures the cost of a sample where it is not set."""
-        data = self.config.data
-        expect_additive(
-            self.model, data.schema(), functools.partial(self._trial_passes, autocast=contextlib.nullcontext)
-        )
-        if data.balance != "budget" or data.budget_unit == "weight":
-            self._measure_cost()
-        weight = (
-            SampleWeight(exponent=self._weight_exponent)
-            if data.weight_model == "power"
-            else SampleWeight(square=self._square_weight or 0.0)
-        )
-        return BalancePlan(
-            mode="fixed" if data.balance == "fixed" else "variable",
-            planner=data.planner,
-            weight=weight,
-            max_tokens=data.max_tokens,
-            micro_batches=data.micro_batches,
-        )
-
-    def _trial_passes(self, *, autocast: Any = None, warmups: int = 2, rounds: int = 5) -> TrialPasses:
-        return TrialPasses(
-            self.model,
-            self.config.data.schema(),
-            device=self.device,
-            autocast=autocast or self._train_step.autocast,
-            group=self.group,
-            warmups=warmups,
-            rounds=rounds,
-        )
-
-    def _measure_cost(self) -> None:
-        """Measures the cost of a sample by its length, unless it is set or of a checkpoint."""
-        is_power = self.config.data.weight_model == "power"
-        if (self._weight_exponent if is_power else self._square_weight) is not None:
-            return
-        longest = self._input.longest
-        with self._trial_passes() as measured:
-            tokens = _SAMPLES_TO_FIT * longest
-            cost = measure_cost(measured, tokens=tokens, longest=longest, device=self.device, group=self.group)
-        if is_power:
-            self._weight_exponent = cost.exponent
-        else:
-            self._square_weight = cost.square
-        self._say_once(
-            f"a sample of L tokens costs L + {cost.square:.3g} L^2, which misses measured times by "
-            f"{cost.square_error:.1%}, or L^{cost.exponent:.2f}, which misses them by {cost.power_error:.1%}"
-        )
-
-    def _say_once(self, line: str) -> None:
-        if self.rank == 0:
-            self._say(line)
-
     # Checkpoints
 
     def save(self) -> Path:
@@ -521,9 +392,9 @@ class Trainer:
             num_ranks=self.num_ranks,
             fingerprint=self.folder.fingerprint,
             config=self.config.as_dict(),
-            square_weight=self._square_weight,
-            budget=self._budget,
-            weight_exponent=self._weight_exponent,
+            square_weight=self._division.square_weight,
+            budget=self._division.budget,
+            weight_exponent=self._division.weight_exponent,
         )
         return self._checkpoints.save(manifest, self._train_step.state.dense(), self.tables)
 
@@ -555,10 +426,9 @@ class Trainer:
         manifest.expect_same_training(path, self.config, self.folder.fingerprint)
         self._train_step.state.load(path)
         self.step, self._next = manifest.step, manifest.next
-        if self._square_weight is None:
-            self._square_weight = manifest.square_weight
-        self._budget = self._budget or manifest.budget
-        self._weight_exponent = self._weight_exponent or manifest.weight_exponent
+        self._division.take_over(
+            square_weight=manifest.square_weight, weight_exponent=manifest.weight_exponent, budget=manifest.budget
+        )
         return True
 
     @contextlib.contextmanager

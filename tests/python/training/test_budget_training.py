@@ -65,7 +65,7 @@ def test_the_fitted_weight_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
     later = Trainer(budget_config(folder, data=by_weight), out=tmp_path, say=lines.append)
     assert later.resume()
     later.run()
-    assert later._square_weight == fitted and not any("costs" in line for line in lines)
+    assert later._division.square_weight == fitted and not any("costs" in line for line in lines)
 
 
 def passes_of(seconds: Callable[[int, int], float]) -> list[Pass]:

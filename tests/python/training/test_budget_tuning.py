@@ -114,7 +114,7 @@ def test_trial_passes_change_nothing(tmp_path: Path) -> None:
 
 def test_tokens_of_the_context_count(tmp_path: Path) -> None:
     trainer = Trainer(make_config(make_folder(tmp_path / "log")))
-    with trainer._trial_passes(warmups=0, rounds=1) as passes:
+    with trainer._division.trial_passes(warmups=0, rounds=1) as passes:
         assert passes.shortest == 3  # A token of context, one of history, and a target.
         assert passes.time(count=4, length=3)[0] == 12 and passes.time(count=2, length=9)[0] == 18
 
@@ -129,7 +129,7 @@ class FullOnRank1(ExactModel):
 
 def pass_on_rank(rank: int, send: Callable[[str], None], *, folder: Path) -> None:
     trainer = Trainer(make_config(folder), model=FullOnRank1(), say=lambda line: None)
-    with trainer._trial_passes(warmups=0, rounds=2) as passes:
+    with trainer._division.trial_passes(warmups=0, rounds=2) as passes:
         passes.time(count=8, length=4)
         try:
             passes.time(count=9, length=4)
@@ -168,7 +168,7 @@ def test_a_training_measures_its_budget_once(tmp_path: Path) -> None:
     later = Trainer(make_config(folder, data={"balance": "budget"}), out=tmp_path / "out", say=lines.append)
     assert later.resume()
     later.run()
-    assert later._budget == found and not any("budget" in line for line in lines)
+    assert later._division.budget == found and not any("budget" in line for line in lines)
 
 
 def test_ranks_agree_on_a_budget(tmp_path: Path) -> None:
