@@ -20,8 +20,9 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,6 +34,7 @@ from headway.nn import GRM, GRMConfig
 from headway.ops import plan_batches
 from headway.ops.batch_plan import Method
 from headway.parallel.balance import SampleWeight
+from headway.parallel.balance.described import evenness
 from headway.training.sample_cost import FittedCost, measure_cost
 from headway.training.trial_passes import TrialPasses, make_samples
 
@@ -141,12 +143,10 @@ class _Lengths(NamedTuple):
 
 def _passes(options: argparse.Namespace, longest: int) -> TrialPasses:
     config = _TINY if options.shape == "tiny" else GRMConfig.preset(options.shape)
-    changes: dict[str, Any] = {"max_length": max(longest, config.max_length)}
+    config = replace(config, max_length=max(longest, config.max_length))
     device = torch.device(options.device)
     torch.manual_seed(0)
-    model = GRM(
-        type(config)(**{**vars(config), **changes}), _SCHEMA, optimizer=Sgd(lr=0.1), process_group=LOCAL, device=device
-    )
+    model = GRM(config, _SCHEMA, optimizer=Sgd(lr=0.1), process_group=LOCAL, device=device)
     return TrialPasses(
         model,
         _SCHEMA,
@@ -167,9 +167,9 @@ def _measure_ranks(
     for planner in sorted(options.planners, key=list(_PLANNERS).index):  # ``unbalanced`` comes first.
         ranks, plan_s = _plan(weights, num_ranks, _PLANNERS[planner], options.rounds)
         extra = {
-            "planned_idle": _idle(_sums(ranks, weights, num_ranks)),
-            "idle_tokens": _idle(_sums(ranks, lengths, num_ranks)),
-            "idle_samples": _idle(_sums(ranks, torch.ones_like(ranks), num_ranks)),
+            "planned_idle": 1 - evenness(ranks, weights, num_ranks),
+            "idle_tokens": 1 - evenness(ranks, lengths, num_ranks),
+            "idle_samples": 1 - evenness(ranks, torch.ones_like(ranks), num_ranks),
             "square_weight": cost.square,
             "square_error": cost.square_error,
             "exponent": cost.exponent,
@@ -214,14 +214,6 @@ def _plan(
         ranks = plan_batches(weights, num_ranks, method=method)
         seconds.append(time.perf_counter() - began)
     return ranks, statistics.median(seconds)
-
-
-def _sums(ranks: torch.Tensor, values: torch.Tensor, num_ranks: int) -> torch.Tensor:
-    return torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, values)
-
-
-def _idle(of_ranks: torch.Tensor) -> float:
-    return 1 - float(of_ranks.double().mean() / of_ranks.max())
 
 
 def format_points(points: Sequence[Point]) -> str:

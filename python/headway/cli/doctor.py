@@ -333,11 +333,7 @@ def find_software() -> list[Finding]:
         return [*findings, Finding(name="torch", level=Level.PROBLEM, value=str(error), fix=fix)]
     findings.append(_find_torch(str(facts["torch"]), bool(facts["distributed"])))
     findings += [_find_package(name, str(facts["torch"])) for name in ("torchrec", "fbgemm_gpu-cpu")]
-    if (gpu_error := facts.get("gpu_error")) is not None:
-        fix = "check the driver: nvidia-smi"
-        findings.append(Finding(name="GPUs", level=Level.PROBLEM, value=str(gpu_error), fix=fix))
-    else:
-        findings.append(_find_gpus(facts["gpus"]))
+    findings.append(_find_gpus(facts["gpus"], facts.get("gpu_error")))
     findings.append(_find_headway(facts.get("headway_error")))
     return findings
 
@@ -381,7 +377,10 @@ def _find_package(name: str, torch_version: str) -> Finding:
     return Finding(name=label, value=version)
 
 
-def _find_gpus(gpus: list[dict[str, object]]) -> Finding:
+def _find_gpus(gpus: list[dict[str, object]], error: object) -> Finding:
+    if error is not None:
+        fix = "check the driver: nvidia-smi"
+        return Finding(name="GPUs", level=Level.PROBLEM, value=str(error), fix=fix)
     if not gpus:
         return Finding(name="GPUs", value="none that torch can use; Headway does not need one")
     names = [f"{number}: {gpu['name']}, peers {gpu['peers']}" for number, gpu in enumerate(gpus)]

@@ -14,8 +14,7 @@ Invariants: all ranks measure the same sizes and take the longest time and the f
 same budget. Nothing is inserted or learned (``TrialPasses``).
 Complexity: passes over less than four times the tokens of the budget found, for each repetition.
 Limits: gradients of embeddings, the sum of dense ones over ranks, the update and rows that are inserted are not in a
-pass. States of the
-optimizer and batches in flight are added to its memory.
+pass. States of the optimizer are added to its memory; batches in flight are not.
 Source: MTGRBoost, section 5.1, sets the batch by hand.
 """
 

@@ -96,10 +96,9 @@ class TrainStep:
     def settle_buckets(self, without_samples: Any, **options: Any) -> None:
         """Runs a pass over a batch without samples, after which DDP orders the gradients in its buckets for good.
 
-        A bucket is a buffer whose gradients are added over ranks at once.
-
-        Otherwise it would do so after the first step. That would be another step after a resume than in a training that
-        was not stopped, and sums over ranks would be in another order.
+        A bucket is a buffer whose gradients are added over ranks at once. Without this pass DDP would
+        order them after the first step. That would be another step after a resume than in a training that was not
+        stopped, and sums over ranks would be in another order.
         """
         if self._group is None:
             return

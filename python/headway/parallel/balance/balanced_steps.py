@@ -24,9 +24,7 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -40,14 +38,6 @@ from headway.parallel.balance.sample_exchange import SampleExchange
 from headway.parallel.balance.step_sources import BudgetedSteps, ChunkReader, StepBudget, TakenStep, WholeSteps
 
 _JOIN_S = 30.0
-
-
-@dataclass
-class BalanceTimes:
-    """Seconds of the thread in stages, over all steps."""
-
-    plan_s: float = 0.0
-    move_s: float = 0.0
 
 
 class BalancedSteps:
@@ -65,9 +55,6 @@ class BalancedSteps:
         pin_memory: put batches into pinned memory.
         busy_s: returns how many seconds this rank has computed so far. It travels with the description of each step, so
             ranks learn who is slow without an exchange of its own.
-
-    Attributes:
-        times: of the thread.
 
     Raises:
         ValueError: ``depth`` is below 1.
@@ -95,7 +82,6 @@ class BalancedSteps:
         chunks = ChunkReader(steps, self._exchange, weight=plan.weight, schema=schema, busy_s=busy_s)
         self._chunks = chunks
         self._source = WholeSteps(chunks) if budget is None else BudgetedSteps(chunks, budget)
-        self.times = BalanceTimes()
         self._ready: queue.SimpleQueue[tuple[StepBatch, Spread] | Exception | None] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[bool] = queue.SimpleQueue()  #: True: start a step. False: end.
         for _ in range(depth):
@@ -164,12 +150,10 @@ class BalancedSteps:
         return None if taken is None else self._balance(taken)
 
     def _balance(self, taken: TakenStep) -> tuple[StepBatch, Spread]:
-        began = time.monotonic()
         described, num_ranks = taken.described, self._exchange.num_ranks
         number = taken.position.step + taken.position.epoch
         ranks, parts = self._plan.divide(described.weights, described.tokens, num_ranks=num_ranks, step=number)
         spread = described.spread(ranks, num_ranks)
-        planned = time.monotonic()
         records = self._move(taken.records, described, ranks)
         of_own = parts[ranks == self._exchange.rank]
         batches = [
@@ -182,8 +166,6 @@ class BalancedSteps:
         ]
         if self._pin_memory:
             batches = [each.pin_memory() for each in batches]
-        self.times.plan_s += planned - began
-        self.times.move_s += time.monotonic() - planned
         return StepBatch(taken.position, taken.next, batches), spread
 
     def _move(self, records: Records, described: Described, ranks: torch.Tensor) -> Records:

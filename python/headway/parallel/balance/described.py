@@ -63,10 +63,10 @@ class Described:
             num_ranks: number of ranks.
         """
         return Spread(
-            weight=_evenness(ranks, self.weights, num_ranks),
-            tokens=_evenness(ranks, self.tokens, num_ranks),
-            samples=_evenness(ranks, torch.ones_like(ranks), num_ranks),
-            unbalanced=_evenness(self.sources, self.weights, num_ranks),
+            weight=evenness(ranks, self.weights, num_ranks),
+            tokens=evenness(ranks, self.tokens, num_ranks),
+            samples=evenness(ranks, torch.ones_like(ranks), num_ranks),
+            unbalanced=evenness(self.sources, self.weights, num_ranks),
             moved=float((ranks != self.sources).double().mean()) if len(ranks) else 0.0,
         )
 
@@ -77,7 +77,7 @@ def sums_of_ranks(ranks: torch.Tensor, values: torch.Tensor, num_ranks: int) -> 
     return sums
 
 
-def _evenness(ranks: torch.Tensor, values: torch.Tensor, num_ranks: int) -> float:
+def evenness(ranks: torch.Tensor, values: torch.Tensor, num_ranks: int) -> float:
     """Returns the mean over the largest of the sums of ranks; 1 if all are 0."""
     sums = sums_of_ranks(ranks, values, num_ranks)
     return sum(sums) / num_ranks / max(sums) if max(sums) else 1.0

@@ -78,7 +78,6 @@ class BalancePlan:
             ) from error
         of_bins = torch.zeros(num_bins, dtype=torch.int64).index_add_(0, bins, weights)
         rank_of_bin = plan_batches(of_bins, num_ranks, method="fixed_greedy", step=step)
-        place = torch.zeros_like(rank_of_bin)  # Index of each bin among those of its rank.
-        for rank in range(num_ranks):
-            place[rank_of_bin == rank] = torch.arange(self.micro_batches)
+        place = torch.empty_like(rank_of_bin)  # Index of each bin among the micro_batches bins of its rank.
+        place[torch.argsort(rank_of_bin, stable=True)] = torch.arange(num_bins) % self.micro_batches
         return rank_of_bin[bins], place[bins]

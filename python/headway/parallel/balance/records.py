@@ -14,7 +14,6 @@ Complexity: linear in the words; one pass of ``jagged_concat``, ``jagged_permute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,9 +60,7 @@ class Records:
 
 def words_of(histories: torch.Tensor, targets: torch.Tensor, schema: SampleSchema) -> torch.Tensor:
     """Returns the words of the record of each sample, (B,) int64."""
-    of_event = len(schema.events) + (schema.time is not None)
-    of_sample = 1 + len(schema.context)
-    return of_sample + of_event * (histories + targets) + len(schema.actions) * histories + len(schema.labels) * targets
+    return torch.stack(_column_lengths(histories, targets, schema)).sum(0)
 
 
 def pack(batch: SampleBatch, schema: SampleSchema) -> Records:
@@ -103,9 +100,14 @@ def unpack(records: Records, schema: SampleSchema, *, num_truncated: int = 0) ->
     )
 
 
-def _offsets(histories: torch.Tensor, targets: torch.Tensor, schema: SampleSchema) -> Sequence[torch.Tensor]:
-    """Returns the offsets of each column of the records, in their order."""
+def _column_lengths(histories: torch.Tensor, targets: torch.Tensor, schema: SampleSchema) -> list[torch.Tensor]:
+    """Returns how many words each column has in each record, (B,) int64, in the order of the columns."""
     of_samples = torch.full_like(histories, 1 + len(schema.context))
-    kinds = [of_samples, *[histories + targets] * len(schema.events), *[histories] * len(schema.actions)]
-    kinds += [histories + targets] * (schema.time is not None) + [targets] * len(schema.labels)
-    return [torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]) for lengths in kinds]
+    lengths = [of_samples, *[histories + targets] * len(schema.events), *[histories] * len(schema.actions)]
+    return lengths + [histories + targets] * (schema.time is not None) + [targets] * len(schema.labels)
+
+
+def _offsets(histories: torch.Tensor, targets: torch.Tensor, schema: SampleSchema) -> list[torch.Tensor]:
+    """Returns the offsets of each column of the records, in their order."""
+    of_columns = _column_lengths(histories, targets, schema)
+    return [torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]) for lengths in of_columns]
