@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from headway.cli._host import memory_info_bytes, memory_limit_bytes
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  #: See proc(5): resets VmHWM to VmRSS.
 
@@ -36,9 +38,8 @@ class DeviceMemory:
         if device.type == "cuda":
             self._total_bytes = torch.cuda.mem_get_info(device)[1]
         else:
-            self._total_bytes = _bytes_of(Path("/proc/meminfo"), "MemAvailable") // num_ranks + _bytes_of(
-                _STATUS, "VmRSS"
-            )
+            own = _process_bytes("VmRSS")
+            self._total_bytes = _available_bytes(num_ranks * own) // num_ranks + own
 
     def reset(self) -> None:
         """Forgets the peak before now."""
@@ -52,7 +53,7 @@ class DeviceMemory:
     def peak_share(self) -> float:
         """Returns the largest part of the memory in use since ``reset()``, 0 to 1."""
         if self._device.type != "cuda":
-            return (_bytes_of(_STATUS, "VmHWM") + self._extra_bytes) / self._total_bytes
+            return (_process_bytes("VmHWM") + self._extra_bytes) / self._total_bytes
         free, total = torch.cuda.mem_get_info(self._device)
         of_others = total - free - torch.cuda.memory_reserved(self._device)
         return (of_others + torch.cuda.max_memory_reserved(self._device) + self._extra_bytes) / self._total_bytes
@@ -63,19 +64,20 @@ def ranks_of_host(num_ranks: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
 
 
-def _available_bytes() -> int:
-    """Returns the bytes that the host has available, or the control group of this process if it has fewer left."""
-    available = _bytes_of(Path("/proc/meminfo"), "MemAvailable")
-    with contextlib.suppress(OSError, ValueError):  # No limit, no such file, or version 1 of control groups.
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        available = min(available, max(limit - used, 0))
-    return available
+def _available_bytes(used: int) -> int:
+    """Returns the bytes that ranks of this host may still take: those available, or fewer by a limit of their cgroup.
+
+    Args:
+        used: bytes that they have taken.
+    """
+    available, limit = memory_info_bytes("MemAvailable") or 0, memory_limit_bytes()
+    return available if limit is None else min(available, max(limit - used, 0))
 
 
-def _bytes_of(path: Path, field: str) -> int:
-    """Reads a field in KiB of a file such as /proc/meminfo."""
-    for line in path.read_text().splitlines():
+def _process_bytes(field: str) -> int:
+    """Reads a field in KiB of /proc/self/status."""
+    for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
-    raise OSError(f"{path} has no {field}")
+    raise OSError(f"{_STATUS} has no {field}")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from headway.comm.rank_processes import run_ranks
 from headway.data import SampleBatch
-from headway.training import ConfigError, Trainer
+from headway.training import ConfigError, Trainer, device_memory
 from headway.training.budget_tuning import TunedBudget, tune_budget
 from headway.training.device_memory import DeviceMemory
 from headway.training.trainer import BatchMemoryError
@@ -154,6 +154,13 @@ def test_memory_of_the_process_has_a_peak() -> None:
     memory.reset()
     assert 0 < before < after < 1 and memory.peak_share() < after
     assert DeviceMemory(CPU, num_ranks=1, extra_bytes=1 << 30).peak_share() > memory.peak_share()
+
+
+def test_a_limit_of_the_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = DeviceMemory(CPU, num_ranks=1).peak_share()
+    used = device_memory._process_bytes("VmRSS")
+    monkeypatch.setattr(device_memory, "memory_limit_bytes", lambda: used + (256 << 20))
+    assert DeviceMemory(CPU, num_ranks=1).peak_share() > max(2 * free, 0.5)
 
 
 def test_a_training_measures_its_budget_once(tmp_path: Path) -> None:
