@@ -37,6 +37,7 @@ import torch.distributed as dist
 
 from headway.data.reader import StepBatch
 from headway.data.sample_batch import SampleBatch
+from headway.training.host_sum import HostSum
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,16 @@ class Pipeline:
     def _dispatch(self, host: StepBatch, batches: list[SampleBatch]) -> _InFlight:
         dispatch = self._streams[1] if self._streams else None
         with torch.cuda.stream(dispatch) if dispatch is not None else contextlib.nullcontext():
-            totals = _Totals(self._count(host), self._group, self._device)
+            totals = HostSum(self._of_rank(host), self._group)
             lookups = [None if self._start_lookups is None else self._start_lookups(batch) for batch in batches]
         return _InFlight(host, batches, lookups, totals, dispatch)
+
+    def _of_rank(self, host: StepBatch) -> torch.Tensor:
+        """Returns what ``count`` says of this rank: on the device if ranks add it up there."""
+        values = torch.tensor(self._count(host), dtype=torch.int64)
+        if self._group is None or not self._streams:
+            return values
+        return values.pin_memory().to(self._device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -180,36 +188,10 @@ class _InFlight:
     host: StepBatch
     batches: list[SampleBatch]
     lookups: list[Any]
-    totals: _Totals
+    totals: HostSum
     stream: torch.cuda.Stream | None  #: The dispatch stream.
 
     def take(self) -> PreparedStep:
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        return PreparedStep(self.host, self.batches, self.lookups, self.totals.wait())
-
-
-class _Totals:
-    """A sum of integers over ranks. Only ``wait()`` blocks. On CUDA the sum is enqueued on the current stream."""
-
-    def __init__(self, values: Sequence[int], group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self._values, self._work, self._is_copied = torch.tensor(values, dtype=torch.int64), None, None
-        if group is None:
-            return
-        if device.type != "cuda":
-            self._work = dist.all_reduce(self._values, group=group, async_op=True)
-            return
-        on_device = self._values.pin_memory().to(device, non_blocking=True)
-        dist.all_reduce(on_device, group=group)
-        self._values = torch.empty(len(values), dtype=torch.int64, pin_memory=True)
-        self._values.copy_(on_device, non_blocking=True)
-        self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._is_copied.record()
-
-    def wait(self) -> list[int]:
-        if self._work is not None:
-            self._work.wait()
-        if self._is_copied is not None:
-            self._is_copied.synchronize()
-        totals: list[int] = self._values.tolist()
-        return totals
+        return PreparedStep(self.host, self.batches, self.lookups, self.totals.wait().tolist())

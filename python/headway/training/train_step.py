@@ -26,12 +26,13 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from headway.embedding import HashTableCollection
 from headway.training.gradients import loss_of, sum_gradients
+from headway.training.host_sum import HostSum
 from headway.training.loss_scaling import LossScaler
 from headway.training.trained_state import TrainedState
 
@@ -81,6 +82,10 @@ class TrainStep:
         self._group = None if group is None or group.size() == 1 else group
         self._dtype, self._clip_norm = dtype, clip_norm
         self._device = next((each.device for each in model.parameters()), torch.device("cpu"))
+        #: For the sums of losses.
+        self._loss_stream = (
+            torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        )
         self._parallel: Any = model
         self._last_bucket_s = 0.0  #: When DDP began to add the last bucket of gradients over ranks.
         if self._group is not None:
@@ -152,24 +157,33 @@ class TrainStep:
             with contextlib.nullcontext() if is_last or self._group is None else self._parallel.no_sync():
                 with self.autocast(), record_function("forward"):
                     of_heads = self._parallel(batch, **of_batch)
-                if is_last:
-                    before_last_backward()
                 if set(of_heads) != set(heads):
                     raise ValueError(
                         f"forward() has the heads {', '.join(of_heads)}, and the counts {', '.join(heads)}"
                     )
+                sums += torch.stack([of_heads[name].detach().double() for name in heads])
+                if is_last:
+                    total = self._add_up(sums)
+                    before_last_backward()
                 with record_function("backward"):
                     self.state.scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
-            sums += torch.stack([of_heads[name].detach().double() for name in heads])
         if self._group is not None:
-            dist.all_reduce(sums, group=self._group)
             self.reduction_s += time.monotonic() - self._last_bucket_s
-        return dict(zip(heads, sums.tolist(), strict=True))
+        return dict(zip(heads, total.wait().tolist(), strict=True))
 
     def update(self) -> None:
         """Updates weights and rows by the gradients. All ranks call it."""
         with record_function("update"):
             self.state.update(clip_norm=self._clip_norm)
+
+    def _add_up(self, sums: Tensor) -> HostSum:
+        """Starts to add losses over ranks, on a stream of its own. The host has them while the backward pass runs."""
+        if self._loss_stream is None:
+            return HostSum(sums, self._group)
+        self._loss_stream.wait_stream(torch.cuda.current_stream(self._device))
+        sums.record_stream(self._loss_stream)
+        with torch.cuda.stream(self._loss_stream):
+            return HostSum(sums, self._group)
 
     def _sum_bucket(self, bucket: Any) -> Any:
         assert self._group is not None

@@ -72,10 +72,9 @@ class TrainedState:
         """
         dense = Checkpoints.load_dense(path)
         self._load_model(path, dense["model"])
-        settings = [{name: group[name] for name in ("betas", "weight_decay")} for group in self.optimizer.param_groups]
+        for group, own in zip(dense["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            group.update({name: value for name, value in own.items() if name != "params"})
         self.optimizer.load_state_dict(dense["optimizer"])
-        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(own)
         self.scaler.load_state_dict(dense.get("scaler", {}))
         for index, collection in enumerate(self.tables):
             collection.load(path / f"tables_{index}")

@@ -144,6 +144,7 @@ class Trainer:
             lr=config.optimizer.lr,
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
+            fused=self.device.type == "cuda",
         )
         try:
             self._train_step = TrainStep(

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from cuda_ranks import NEEDS_GPU, num_gpus
+from headway.training import TrainStep
 from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
 
 pytestmark = NEEDS_GPU
@@ -63,6 +65,33 @@ def test_steps_in_flight_change_no_bit(tmp_path: Path) -> None:
         assert all(same_bits(other, alone) for other in others)
         first, second = train(num_ranks, *grm)
         assert first["result"].losses == pytest.approx(second["result"].losses, rel=1e-4)
+
+
+class SlowBackward(torch.nn.Module):
+    """A loss whose backward pass keeps the device busy for about half a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+
+    def forward(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        product = self.weight * batch
+        product.register_hook(lambda grad: torch.cuda._sleep(1_000_000_000))
+        return {"loss": product.sum()}
+
+
+def test_the_host_goes_on_while_the_backward_pass_runs() -> None:
+    model = SlowBackward()
+    step = TrainStep(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    batch = torch.ones(1, device="cuda")
+    step([batch], {"loss": 1})
+    torch.cuda.synchronize()
+    assert step([batch], {"loss": 1}) == {"loss": 0.5}
+    done = torch.cuda.Event()
+    done.record()
+    assert not done.query(), "the update was enqueued before the backward pass had ended"
+    torch.cuda.synchronize()
+    assert model.weight.item() == 0.0
 
 
 def test_samples_that_move_change_no_bit(tmp_path: Path) -> None:
