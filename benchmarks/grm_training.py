@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from headway.data import BatchReader, ParquetFolder
+from headway.nn.config import Recompute
 from headway.training import Progress, Trainer, TrainingConfig
 
 from benchmarks.harness.arguments import make_parser, whole_number
@@ -119,6 +120,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--longest", type=whole_number(1), help="longest sample (default: by shape)")
     parser.add_argument(
         "--peak", type=float, default=989.4, help="of the device in TFLOP/s (default: %(default)s, H100)"
+    )
+    parser.add_argument(
+        "--recompute", choices=get_args(Recompute), default="none", help="by the backward pass (default: %(default)s)"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
     parser.add_argument("--torchrec", action="store_true", help="compare with TorchRec")
@@ -226,7 +230,8 @@ def _config_of(options: argparse.Namespace, folder: Path, shape: Shape, num_step
                 "read_ahead": 4,  # Steps in memory beside the one in use.
             },
             # ``given``: the probability of ``buy`` is that of ``click`` times that of ``buy`` given ``click``.
-            "model": {"dimension_factor": options.factor, "given": {"buy": "click"}} | dict(shape.model),
+            "model": {"dimension_factor": options.factor, "recompute": options.recompute, "given": {"buy": "click"}}
+            | dict(shape.model),
             "run": {"device": options.device, "log_every": options.steps, "max_steps": num_steps},
         }
     )

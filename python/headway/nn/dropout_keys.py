@@ -35,7 +35,7 @@ def token_keys(sample_ids: Tensor, samples: Tensor, places: Tensor, *, seed: int
         seed: seed of the run.
         step: optimizer step.
     """
-    of_step = _mix(torch.tensor(_signed(seed * _COLUMN + step), device=sample_ids.device))
+    of_step = int(_mix(torch.tensor(_signed(seed * _COLUMN + step))))  # On the host: a copy from it would wait.
     of_samples = _mix(sample_ids ^ of_step)
     return _mix(of_samples[samples] + places * _signed(_POSITION))
 

@@ -59,6 +59,15 @@ class LayerWeights(NamedTuple):
     def output_norm(self) -> NormWeights:
         return NormWeights(self.output_norm_weight, self.output_norm_bias)
 
+    def cast(self, dtype: torch.dtype) -> LayerWeights:
+        """Returns the weights with those of matrix products in ``dtype``."""
+        return self._replace(
+            uvqk_weight=self.uvqk_weight.to(dtype),
+            uvqk_bias=None if self.uvqk_bias is None else self.uvqk_bias.to(dtype),
+            output_weight=self.output_weight.to(dtype),
+            output_bias=None if self.output_bias is None else self.output_bias.to(dtype),
+        )
+
 
 class Activations(NamedTuple):
     """Activations that the backward pass needs. Statistics of norms are (T, 2)."""
@@ -224,9 +233,9 @@ class FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: LayerStep, x: Tensor, kept: Tensor | None, *tensors: Tensor | None) -> Tensor:
-        weights = LayerWeights(*tensors)  # type: ignore[arg-type]
+        weights = LayerWeights(*tensors).cast(step.dtype)  # type: ignore[arg-type]
         found = step.activations(x, kept, weights, {})
-        ctx.step = step
+        ctx.step, ctx.cast = step, weights
         ctx.save_for_backward(
             x,
             kept,
@@ -243,13 +252,17 @@ class FusedLayer(torch.autograd.Function):
             raise NotImplementedError('second derivatives of an HSTULayer: take recompute="none" and the reference')
         step: LayerStep = ctx.step
         x, kept, *tensors = ctx.saved_tensors
-        weights = LayerWeights(*tensors[-len(LayerWeights._fields) :])
+        learned = LayerWeights(*tensors[-len(LayerWeights._fields) :])
         known = dict(zip(_KEPT[step.config.recompute], tensors, strict=False))
         # Keep the dtypes of the forward pass, even if autocast is on now.
         with torch.autocast(x.device.type, enabled=False):
-            found = step.activations(x, kept, weights, known)
-            grad_x, grad_weights = _backward(step, grad, x, kept, found, weights)
-        return None, grad_x, None, *grad_weights
+            found = step.activations(x, kept, ctx.cast, known)
+            grad_x, grad_weights = _backward(step, grad, x, kept, found, ctx.cast)
+        grads = (
+            of_weight if weight is None or of_weight is None else of_weight.to(weight.dtype)
+            for weight, of_weight in zip(learned, grad_weights, strict=True)
+        )
+        return None, grad_x, None, *grads
 
 
 def _backward(
@@ -275,9 +288,9 @@ def _backward(
     )
     return grad_x, LayerWeights(
         uvqk_weight=grad_uvqk_weight,
-        uvqk_bias=None if weights.uvqk_bias is None else grad_uvqk_bias.to(weights.uvqk_bias.dtype),
+        uvqk_bias=None if weights.uvqk_bias is None else grad_uvqk_bias,
         output_weight=grad_output_weight,
-        output_bias=None if weights.output_bias is None else grad_output.sum(0).to(weights.output_bias.dtype),
+        output_bias=None if weights.output_bias is None else grad_output.sum(0),
         input_norm_weight=input_norm.weight,
         input_norm_bias=input_norm.bias,
         output_norm_weight=output_norm.weight,
@@ -293,11 +306,13 @@ def _by_head(columns: Tensor, config: HSTUConfig) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes ``x @ weight + bias`` in the dtype of ``x``."""
-    matrix = weight.to(x.dtype)
-    return torch.mm(x, matrix) if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
+    """Computes ``x @ weight + bias``."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of ``x`` and ``weight``."""
-    return torch.mm(grad, weight.to(grad.dtype).t()), torch.mm(x.t(), grad).to(weight.dtype)
+    """Returns the gradients of ``x`` and ``weight``; on GPUs that of the weight is not rounded to 16 bits."""
+    grad_x = torch.mm(grad, weight.t())
+    if grad.is_cuda and grad.dtype in (torch.bfloat16, torch.float16):
+        return grad_x, torch.mm(x.t(), grad, out_dtype=torch.float32)
+    return grad_x, torch.mm(x.t(), grad)

@@ -31,9 +31,10 @@ from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
 from headway.embedding import Adam, Optimizer, PendingBatch
 from headway.embedding.process_groups import GroupOrLocal
-from headway.nn.config import HSTUConfig, HSTUStackConfig
+from headway.nn.config import HSTUConfig, HSTUStackConfig, Recompute
 from headway.nn.hstu_stack import HSTUStack
 from headway.nn.mmoe import MMoE
+from headway.nn.row_padding import pad_rows, padded_rows
 from headway.nn.token_encoder import TokenEncoder
 
 
@@ -50,6 +51,8 @@ class GRMConfig:
         given: label -> the label that must be 1 before, such as buy -> click.
         position_bias, num_time_buckets: relative biases of the attention.
         dropout: probability of dropout in HSTU layers.
+        recompute: what their backward pass computes again instead of saving it (``headway.nn.HSTULayer``). ``none`` is
+            fastest and takes most memory.
         wide: add a linear function of the target's embeddings to each logit, beside the stack (Cheng et al. 2016). It
             learns fast how often a single id is clicked.
     """
@@ -67,6 +70,7 @@ class GRMConfig:
     position_bias: bool = False
     num_time_buckets: int = 0
     dropout: float = 0.0
+    recompute: Recompute = "norm_and_gate"
     wide: bool = False
 
     @classmethod
@@ -94,6 +98,7 @@ class GRMConfig:
             position_bias=self.position_bias,
             num_time_buckets=self.num_time_buckets,
             dropout=self.dropout,
+            recompute=self.recompute,
         )
 
 
@@ -146,6 +151,8 @@ class GRM(nn.Module):
             seed=seed,
             process_group=process_group,
             device=device,
+            has_times=config.num_time_buckets > 0,
+            has_dropout_keys=config.dropout > 0,
         )
         self.stack = HSTUStack(HSTUStackConfig(layer=config.layer(), num_layers=config.num_layers))
         self.mmoe = MMoE(
@@ -199,8 +206,9 @@ class GRM(nn.Module):
             raise ValueError(
                 f"a sample has {tokens.sequences.max_length} tokens, and max_length is {self.config.max_length}"
             )
-        encoded = self.stack(tokens.x, tokens.sequences)[tokens.targets]
-        mixed = self.mmoe(encoded)
+        encoded = self.stack(tokens.x, tokens.sequences).index_select(0, tokens.targets)
+        num_targets = len(encoded)
+        mixed = self.mmoe(pad_rows(encoded, padded_rows(num_targets, encoded.device)))[:num_targets]
         logits: Tensor = (mixed * self.heads).sum(2) + self.head_bias
         if self.wide is not None:
             logits = logits + self.wide(tokens.target_embeddings)

@@ -86,6 +86,7 @@ class HSTULayer(nn.Module):
         kept = self._kept(x, sequences)
         weights = self.weights()
         if step.is_plain:
+            weights = weights.cast(step.dtype)
             return step.output(x, step.activations(x, kept, weights, {}).gated, weights)
         out: Tensor = FusedLayer.apply(step, x, kept, *weights)
         return out
@@ -105,8 +106,8 @@ class HSTULayer(nn.Module):
             ValueError: arguments do not fit the config or each other.
         """
         self._check(x, sequences)
-        weights = self.weights()
         step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
+        weights = self.weights().cast(step.dtype)
         projected = step.project(step.norm_input(x, weights)[0], weights)
         v, q, k = step.split(projected)
         if cache is None:

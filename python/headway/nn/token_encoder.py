@@ -9,10 +9,10 @@ Example: 1 contextual feature, a history of 2 events and 2 targets: tokens u h0 
 the history. h0 and h1 see u and what came before. t0 and t1 see u, h0, h1 and themselves, but not each other.
 
 Invariants: a target's token depends on its own features alone, and never on its label or action. Tokens of a sample are
-adjacent, so masks are those of ``Sequences``.
+adjacent, so masks are those of ``Sequences``. On a GPU rows of no sample follow them (row_padding.py).
 Complexity: one lookup for all features, and one matrix product per kind of token.
 
-Shapes: B samples, C contextual features, H events of histories, N targets, T = B C + H + N tokens, E columns.
+Shapes: B samples, C contextual features, H events of histories, N targets, T >= B C + H + N tokens, E columns.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headway import ops
 from headway.data.sample_batch import SampleBatch
@@ -30,6 +31,7 @@ from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, Pen
 from headway.embedding.process_groups import GroupOrLocal
 from headway.nn.dropout_keys import token_keys
 from headway.nn.relative_bias import next_times
+from headway.nn.row_padding import pad_rows, padded_rows
 from headway.nn.sequences import Sequences
 
 
@@ -61,6 +63,8 @@ class TokenEncoder(nn.Module):
         seed: seed of initial embeddings.
         process_group: ranks that share the tables.
         device: device of tables and tokens.
+        has_times: give the sequences the times of their tokens, which relative biases need.
+        has_dropout_keys: give them the keys of dropout.
     """
 
     def __init__(
@@ -74,9 +78,12 @@ class TokenEncoder(nn.Module):
         seed: int = 0,
         process_group: GroupOrLocal = None,
         device: torch.device | str | None = None,
+        has_times: bool = True,
+        has_dropout_keys: bool = True,
     ) -> None:
         super().__init__()
         self.schema = schema
+        self._has_times, self._has_dropout_keys = has_times, has_dropout_keys
         table_of = {name: name for name in (*schema.context, *schema.events, *schema.actions)} | dict(tables or {})
         self.tables = HashTableCollection(
             tables=[
@@ -110,26 +117,36 @@ class TokenEncoder(nn.Module):
         dtype = self.events.weight.dtype
         found = self.tables(self._features(batch) if lookups is None else lookups)
         embeddings = {name: rows.to(dtype) for name, rows in found.items()}
-        event_offsets = _offsets(batch.event_lengths)
+        offsets = event_offsets = _offsets(batch.event_lengths)
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
-        events = self.events(of_events)
-        if self.actions is not None:
-            of_actions = self.actions(torch.cat([embeddings[name] for name in self.schema.actions], dim=1))
-            in_history = _first_indices(event_offsets, batch.history_lengths, size=len(of_actions))
-            events = events.index_add(0, in_history, of_actions.to(events.dtype))
-        x, offsets = events, event_offsets
+        targets = event_targets = _last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)
+        target_embeddings = of_events.index_select(0, event_targets)
+        x = self._project(pad_rows(of_events, padded_rows(batch.num_events, of_events.device)), embeddings, batch)
         num_context = len(self.schema.context)
         if num_context > 0:
             of_context = [self.context[f"of_{name}"](embeddings[name]) for name in self.schema.context]
             context = torch.stack(of_context, dim=1).flatten(0, 1)  # (B C, E), sample by sample
             context_offsets = torch.arange(batch.num_samples + 1, device=x.device) * num_context
-            x, offsets = ops.jagged_concat([context.to(events.dtype), events], [context_offsets, event_offsets])
+            x, offsets = ops.jagged_concat(
+                [context.to(x.dtype), x[: batch.num_events]], [context_offsets, event_offsets]
+            )
+            x = pad_rows(x, padded_rows(len(x), x.device))
+            targets = _last_indices(offsets, batch.target_lengths, size=batch.num_targets)
         return EncodedTokens(
-            x,
-            self._sequences(batch, offsets, seed, step),
-            _last_indices(offsets, batch.target_lengths, size=batch.num_targets),
-            of_events[_last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)],
+            x, self._sequences(batch, offsets, seed, step, num_rows=len(x)), targets, target_embeddings
         )
+
+    def _project(self, of_events: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch) -> Tensor:
+        """Projects events and their actions in one product, (rows of ``of_events``, E)."""
+        if self.actions is None:
+            projected: Tensor = self.events(of_events)
+            return projected
+        of_actions = torch.cat([embeddings[name] for name in self.schema.actions], dim=1)
+        in_history = _first_indices(_offsets(batch.event_lengths), batch.history_lengths, size=len(of_actions))
+        # Targets and rows of no sample have zeros.
+        spread = of_actions.new_zeros(len(of_events), of_actions.shape[1]).index_copy(0, in_history, of_actions)
+        weight = torch.cat([self.events.weight, self.actions.weight], dim=1)
+        return functional.linear(torch.cat([of_events, spread], dim=1), weight, self.events.bias)
 
     def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
         ones = torch.ones_like(batch.history_lengths)
@@ -140,15 +157,21 @@ class TokenEncoder(nn.Module):
             **{name: (ids, batch.history_lengths) for name, ids in batch.actions.items()},
         }
 
-    def _sequences(self, batch: SampleBatch, offsets: Tensor, seed: int, step: int) -> Sequences:
+    def _sequences(self, batch: SampleBatch, offsets: Tensor, seed: int, step: int, *, num_rows: int) -> Sequences:
         num_context = len(self.schema.context)
         num_tokens = batch.num_events + num_context * batch.num_samples
-        samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
-        positions = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
-        times = query_times = None
-        if batch.times is not None:
-            times = self._token_times(batch.times, samples, positions, num_context)
-            query_times = next_times(times, offsets)
+        times = query_times = dropout_keys = None
+        has_times = self._has_times and batch.times is not None
+        if has_times or self._has_dropout_keys:
+            samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
+            positions = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
+            if has_times:
+                times = self._token_times(batch.times, samples, positions, num_context)
+                query_times = pad_rows(next_times(times, offsets), num_rows)
+                times = pad_rows(times, num_rows)
+            if self._has_dropout_keys:
+                keys = token_keys(batch.sample_ids, samples, positions, seed=seed, step=step)
+                dropout_keys = pad_rows(keys, num_rows)
         return Sequences(
             offsets=offsets,
             max_length=batch.max_tokens + num_context,
@@ -156,7 +179,7 @@ class TokenEncoder(nn.Module):
             num_targets=batch.target_lengths.to(torch.int32),
             times=times,
             query_times=query_times,
-            dropout_keys=token_keys(batch.sample_ids, samples, positions, seed=seed, step=step),
+            dropout_keys=dropout_keys,
         )
 
     @staticmethod

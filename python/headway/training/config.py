@@ -20,6 +20,7 @@ from headway.data.parquet import OnBadFile, TooLong
 from headway.data.reader import NUM_STREAMS
 from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
+from headway.nn.config import Recompute
 from headway.nn.grm import GRMConfig
 from headway.parallel.balance.plan import BalancePlan, Planner
 
@@ -143,6 +144,7 @@ class ModelConfig:
     position_bias: bool | None = None
     num_time_buckets: int | None = None
     dropout: float | None = None
+    recompute: Recompute | None = None
     wide: bool | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)

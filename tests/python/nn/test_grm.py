@@ -15,7 +15,8 @@ import pytest
 import torch
 from headway.data import BatchReader, ParquetFolder, SampleBatch
 from headway.embedding import LOCAL, Adam
-from headway.nn import GRM, GRMConfig, MMoE, keep_mask, token_keys
+from headway.nn import GRM, GRMConfig, MMoE, grm, keep_mask, token_encoder, token_keys
+from headway.nn.row_padding import padded_rows
 from parquet_samples import SCHEMA, make_rows, write_folder
 from torch.nn import functional
 
@@ -39,7 +40,8 @@ def batches(tmp_path: Path) -> list[SampleBatch]:
 
 def test_tokens_are_context_history_and_targets(batches: list[SampleBatch]) -> None:
     batch = batches[0]
-    tokens = make_model().encoder(batch)
+    assert make_model().encoder(batch).sequences.times is None, "nothing reads them"
+    tokens = make_model(replace(CONFIG, num_time_buckets=4)).encoder(batch)
     lengths = 1 + batch.history_lengths + batch.target_lengths
     assert tokens.sequences.offsets.tolist() == [0, *lengths.cumsum(0).tolist()]
     assert tokens.sequences.max_length == int(lengths.max())
@@ -54,6 +56,30 @@ def test_tokens_are_context_history_and_targets(batches: list[SampleBatch]) -> N
         expected = batch.times[event : event + end - begin - 1].tolist()
         assert times == [expected[0], *expected]  # The context token has the time of the first event.
         event += end - begin - 1
+
+
+def test_rows_of_no_sample_change_nothing(batches: list[SampleBatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of rows are rounded up on GPUs."""
+
+    def losses_and_gradients() -> list[torch.Tensor]:
+        model = make_model(replace(CONFIG, dropout=0.3, num_time_buckets=4))
+        losses = [loss for batch in batches for loss in model(batch, seed=1, step=2).values()]
+        torch.stack(losses).sum().backward()
+        return [*losses, *(each.grad for each in model.parameters() if each.grad is not None)]
+
+    exact = losses_and_gradients()
+    for module in (token_encoder, grm):
+        monkeypatch.setattr(module, "padded_rows", lambda num_rows, device: num_rows + 5)
+    for one, other in zip(exact, losses_and_gradients(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_numbers_of_rows_are_rounded_up() -> None:
+    on_gpu = torch.device("cuda")
+    assert [padded_rows(n, on_gpu) for n in (0, 1, 64, 65, 7937, 8100, 8192, 8193, 76_000)] == [
+        0, 64, 64, 128, 8192, 8192, 8192, 8704, 76_288
+    ]  # fmt: skip
+    assert padded_rows(65, torch.device("cpu")) == 65
 
 
 def change_all(batch: SampleBatch, name: str) -> SampleBatch:
