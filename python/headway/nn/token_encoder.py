@@ -161,12 +161,12 @@ class TokenEncoder(nn.Module):
         num_context = len(self.schema.context)
         num_tokens = batch.num_events + num_context * batch.num_samples
         times = query_times = dropout_keys = None
-        has_times = self._has_times and batch.times is not None
-        if has_times or self._has_dropout_keys:
+        event_times = batch.times if self._has_times else None
+        if event_times is not None or self._has_dropout_keys:
             samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
             positions = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
-            if has_times:
-                times = self._token_times(batch.times, samples, positions, num_context)
+            if event_times is not None:
+                times = self._token_times(event_times, samples, positions, num_context)
                 query_times = pad_rows(next_times(times, offsets), num_rows)
                 times = pad_rows(times, num_rows)
             if self._has_dropout_keys:
