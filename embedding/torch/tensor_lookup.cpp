@@ -217,6 +217,7 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
   if (batch->inserts_) {
     change([&] { sharded_->finish(*batch->batch_); });
   } else {
+    if (sharded_->has_deferred()) change([&] { sharded_->drain(); });
     sharded_->finish(*batch->batch_);
   }
   std::vector<at::Tensor> inputs = anchors;
@@ -260,6 +261,7 @@ void TensorLookup::look_up(BatchPtr const& batch, bool inserts) {
   std::lock_guard const lock(mutex_);
   use(*batch);
   batch->inserts_ = inserts;
+  if (sharded_->has_deferred()) change([&] { sharded_->drain(); });
   if (!inserts) return sharded_->read_only(*batch->batch_), sharded_->look_up(*batch->batch_);
   change([&] { sharded_->look_up(*batch->batch_); });
 }
@@ -305,6 +307,30 @@ void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> cons
   DropAtEnd const drop_at_end(*this);
   static_cast<void>(sharded_->finish_gradients(*batch->batch_));
   change([&] { sharded_->apply_gradients(all); });
+}
+
+void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present) {
+  std::lock_guard const lock(mutex_);
+  auto const batches_of = [this](std::vector<BatchPtr> const& all) {
+    std::vector<ShardedTable::Batch*> result;
+    for (auto const& each : all) {
+      use(*each);
+      result.push_back(each->batch_.get());
+    }
+    return result;
+  };
+  auto const of_next = batches_of(next), of_present = batches_of(present);
+  change([&] { sharded_->read_ahead(of_next, of_present); });
+}
+
+void TensorLookup::drain() {
+  std::lock_guard const lock(mutex_);
+  if (sharded_->has_deferred()) change([&] { sharded_->drain(); });
+}
+
+bool TensorLookup::has_deferred() const {
+  std::lock_guard const lock(mutex_);
+  return sharded_->has_deferred();
 }
 
 std::uint64_t TensorLookup::num_refused(BatchPtr const& batch) const {

@@ -107,6 +107,13 @@ class TensorLookup : public torch::CustomClassHolder {
   /// Waits for gradients, and updates the rows. @param steps, rates (merged tables)
   void update(BatchPtr const& batch, std::vector<std::uint64_t> const& steps, std::vector<double> const& rates);
 
+  /// Reads the rows of `next`, batches of the next step, that `present` do not update: ShardedTable::read_ahead(). All
+  /// ranks call it, after they have finished the lookups of `present`, and before the last backward pass of the step.
+  void read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present);
+  /// Applies the gradients that apply() has deferred. All ranks call it.
+  void drain();
+  [[nodiscard]] bool has_deferred() const;
+
   /// Keys that got no row on any rank. Waits for the device.
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
   /// Replaces each merged table by one with the same options.

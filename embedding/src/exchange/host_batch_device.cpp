@@ -267,6 +267,48 @@ class HostBatchDevice final : public BatchDevice {
     throw base::UsageError("the host reads flags itself");
   }
 
+  void mark_shared(std::span<std::uint32_t const> inverse_indices, std::size_t num_first,
+                   std::span<float> marks) override {
+    std::vector<unsigned char> sides(inverse_indices.size());  // By unique key: 1 has positions first, 2 behind them.
+    for (std::size_t i = 0; i < inverse_indices.size(); ++i) sides[inverse_indices[i]] |= i < num_first ? 1 : 2;
+    for (std::size_t i = 0; i < marks.size(); ++i) marks[i] = sides[inverse_indices[i]] == 3 ? 1 : 0;
+  }
+  [[nodiscard]] SplitPositions split(std::span<float const> marks, std::span<std::size_t const> sizes) override {
+    SplitPositions all{.marked = block<std::uint32_t>(marks.size()),
+                       .others = block<std::uint32_t>(marks.size()),
+                       .counts = block<std::int64_t>(2 * sizes.size())};
+    std::size_t num_marked = 0, num_others = 0, position = 0;
+    for (std::size_t segment = 0; segment < sizes.size(); ++segment) {
+      std::size_t const marked_before = num_marked, others_before = num_others;
+      for (std::size_t const end = position + sizes[segment]; position < end; ++position) {
+        if (marks[position] > 0) all.marked.span[num_marked++] = static_cast<std::uint32_t>(position);
+        if (marks[position] == 0) all.others.span[num_others++] = static_cast<std::uint32_t>(position);
+      }
+      all.counts.span[segment] = static_cast<std::int64_t>(num_marked - marked_before);
+      all.counts.span[sizes.size() + segment] = static_cast<std::int64_t>(num_others - others_before);
+    }
+    return all;
+  }
+  void gather_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                   std::span<float> out) override {
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      std::memcpy(&out[i * width], &rows[positions[i] * width], width * sizeof(float));
+    }
+  }
+  void scatter_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                    std::span<float> out) override {
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      std::memcpy(&out[positions[i] * width], &rows[i * width], width * sizeof(float));
+    }
+  }
+  void select_keys(Keys const& keys, std::span<std::uint32_t const> positions, KeyColumns const& out) override {
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      out.ids[i] = keys.ids[positions[i]];
+      out.tables[i] = keys[positions[i]].table;
+      out.counts[i] = keys.counts.empty() ? 1 : keys.counts[positions[i]];
+    }
+  }
+
   [[nodiscard]] std::shared_ptr<void> record() override { return nullptr; }
   void wait_for(std::shared_ptr<void> const& /*point*/) override {}
 

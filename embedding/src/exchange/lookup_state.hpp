@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -80,7 +81,23 @@ struct Inputs {
   [[nodiscard]] Bags bags() const { return {.offsets = offsets.span, .weights = weights.span}; }
 };
 
-/// State of a lookup in one merged table. begin() sets the first group of fields, look_up() the second.
+/// TableLookup::num_replaced of a lookup whose rows are to be found when they are needed.
+constexpr std::uint64_t kNotLookedUp = std::numeric_limits<std::uint64_t>::max();
+
+/// Positions of the keys that a batch shares with another step, and of its other keys.
+struct KeySplit {
+  Block<std::uint32_t> shared{}, others{};              ///< Ascending.
+  std::vector<std::size_t> num_shared{}, num_others{};  ///< (ranks) They add up to the positions in the lists.
+};
+
+/// The same for the keys that this rank has received as an owner (V), and for those that it has sent (U).
+struct SharedKeys {
+  Block<float> marks{};  ///< (V) 1: shared; 0: not.
+  KeySplit received{}, sent{};
+};
+
+/// State of a lookup in one merged table. begin() sets the first group of fields, look_up() the second, and
+/// read_ahead() the third.
 struct ShardedTable::TableLookup {
   Inputs inputs;
   UniqueBlocks unique;              ///< (U) With several ranks sorted by owner.
@@ -95,11 +112,16 @@ struct ShardedTable::TableLookup {
   bool in_rows = false;            ///< Embeddings are read from the rows of `unique`: one rank, no copies.
   Block<float> embeddings{};       ///< (U, dim), unless in_rows and not kept for weight_gradients().
 
+  ReceivedKeys keys{};       ///< (V) Kept for read_ahead().
+  bool is_in_parts = false;  ///< Rows were looked up in two parts, so `owned` and `rows` are empty at first.
+  SharedKeys before{};       ///< Keys of the step before, which are read late.
+  SharedKeys after{};        ///< Keys of the step after, which are updated first.
+
   [[nodiscard]] UniqueBlocks const& found() const { return in_rows ? unique : owned; }
 };
 
 /// Stages of a batch, in their order.
-enum class LookupStage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent, kFinished, kFailed };
+enum class LookupStage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent, kReadAhead, kFinished, kFailed };
 
 struct ShardedTable::Batch::State {
   BatchOptions options;
@@ -151,6 +173,27 @@ struct ShardedTable::Gradients {
   std::vector<Block<float>> marks{};  ///< (merged tables)(1) 1, or NaN if a sent sum is not finite. Empty if none was.
   std::unique_ptr<RowExchange> exchange{};  ///< None with one rank, or after finish_gradients().
   std::shared_ptr<void> made{};             ///< Point of the stream at which `values` were there.
+
+  // With read_ahead(): `of_tables` are the gradients of keys that the next step needs. (merged tables), or empty.
+  std::vector<TableLookup> first_keys{}, later_keys{};  ///< The keys of `of_tables` and `later`, at their owner.
+  std::vector<TableGradient> later{};                   ///< Gradients of the other keys.
+  std::vector<Block<float>> later_rows{};               ///< (U of these keys, dim) Not sent yet; none: at their owner.
+  bool is_complete = false;                             ///< All is applied at once, and `later` with `of_tables`.
+  Block<float> flags{};                                 ///< (ranks, merged tables) 1: the rank has gradients.
+};
+
+/// Batches that are read ahead of the update of those before. prioritized_updates.cpp explains it.
+struct ShardedTable::Ahead {
+  std::vector<std::shared_ptr<Batch::State>> next, present;
+  std::unique_ptr<RowExchange> early{}, late{};  ///< On their way; null before and after.
+  bool is_late_read = false;
+};
+
+/// Gradients of a step that are applied in the next one.
+struct ShardedTable::Deferred {
+  std::vector<TableStep> steps;                         ///< (merged tables)
+  std::vector<std::unique_ptr<Gradients>> gradients{};  ///< Their `later` parts.
+  std::unique_ptr<RowExchange> exchange{};
 };
 
 }  // namespace headway::embedding

@@ -59,14 +59,25 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
     base::expects(num_values == 0 || num_values == state.lookups[merged].inputs.num_bags * widths_[merged],
                   "return_gradients: one gradient for each bag of a merged table");
   }
+  bool const is_split = is_reading_ahead();
+  base::expects(!is_split || std::ranges::find(ahead_->present, batch.state_) != ahead_->present.end(),
+                "return_gradients: read_ahead() was called without this batch of the present step");
   ExchangeScope scope(is_broken_, is_alone());
+  if (is_split) take_early();
   auto result = std::make_unique<Gradients>();
   result->marks.resize(tables_.size());
+  result->first_keys.reserve(tables_.size());  // Gradients point to them.
+  result->later_keys.reserve(tables_.size());
   std::vector<float> are_there;
   std::vector<SentRows> rows;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const& lookup = state.lookups[merged];
+    auto& lookup = state.lookups[merged];
     auto const& values = gradients[merged].values;
+    if (lookup.is_in_parts && !is_split) {
+      lookup.owned = unique(std::exchange(lookup.keys, {}).keys(), Dedup::kSecond);
+      lookup.is_in_parts = false;
+      lookup.num_replaced = kNotLookedUp;
+    }
     bool const is_there = gradients[merged].is_there || !values.empty();
     are_there.push_back(is_there ? 1 : 0);
     auto& gradient = result->of_tables.emplace_back(TableGradient{.lookup = &lookup,
@@ -87,8 +98,13 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
         mark = options_.device->block<float>(1);
         options_.device->mark_finite(sums.span, mark.data());
       }
-      rows.push_back(
-          {.values = std::move(sums), .width = widths_[merged], .sent = lookup.sent, .received = lookup.received});
+      if (is_split) {
+        rows.push_back(split_sums(*result, lookup, merged, sums));
+        gradient.lookup = &result->first_keys.back();
+      } else {
+        rows.push_back(
+            {.values = std::move(sums), .width = widths_[merged], .sent = lookup.sent, .received = lookup.received});
+      }
     }
   }
   if (!is_alone()) {
@@ -136,7 +152,7 @@ std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
   if (!is_alone()) {
     auto const exchange = std::exchange(result->exchange, nullptr);
     auto received = exchange->finish();
-    auto const& flags = exchange->flags();  // (ranks, merged tables) 1: the rank has gradients of the table.
+    auto const& flags = result->flags = exchange->flags();
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       auto& gradient = result->of_tables[merged];
       gradient.values = {.span = received[merged].span, .owner = received[merged].owner};
@@ -144,11 +160,16 @@ std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
         gradient.is_there = true;
         gradient.num_keys =
             options_.device->count_if_any(gradient.lookup->found().keys(), flags.span, merged, tables_.size());
-        continue;
+      } else {
+        for (std::size_t i = merged; i < flags.size(); i += tables_.size()) {
+          gradient.is_there = gradient.is_there || flags.span[i] != 0;
+        }
       }
-      for (std::size_t i = merged; i < flags.size(); i += tables_.size()) {
-        gradient.is_there = gradient.is_there || flags.span[i] != 0;
-      }
+      if (result->later_keys.empty()) continue;
+      auto& later = result->later.emplace_back(TableGradient{
+          .lookup = &result->later_keys[merged], .is_there = gradient.is_there, .was_read = gradient.was_read});
+      if (options_.device->is_host()) continue;
+      later.num_keys = options_.device->count_if_any(later.lookup->found().keys(), flags.span, merged, tables_.size());
     }
   }
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -201,6 +222,7 @@ std::vector<ShardedTable::TableGradient*> ShardedTable::pending(std::size_t merg
     options_.device->wait_for(gradients->made);
     options_.device->wait_for(gradients->of_tables[merged].added);
     result.push_back(&gradients->of_tables[merged]);
+    if (gradients->is_complete && !gradients->later.empty()) result.push_back(&gradients->later[merged]);
   }
   return result;
 }
@@ -273,10 +295,16 @@ void ShardedTable::apply_gradients(std::span<TableStep const> steps) {
     base::expects(std::isfinite(steps[merged].rates.of(table)),
                   "apply_gradients: the rate of table " + std::to_string(table) + " is not finite");
   }
+  drain();
   struct DropAtEnd {  // Also after an exception: a second call must not apply a gradient twice.
     std::vector<std::unique_ptr<Gradients>>& pending;
     ~DropAtEnd() { pending.clear(); }
   } const drop_at_end{pending_};
+  if (is_reading_ahead()) return apply_first(steps);
+  apply(steps);
+}
+
+void ShardedTable::apply(std::span<TableStep const> steps) {
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     if (auto const gradients = pending(merged); !gradients.empty()) update(merged, gradients, steps[merged]);
   }
@@ -285,16 +313,19 @@ void ShardedTable::apply_gradients(std::span<TableStep const> steps) {
 void ShardedTable::drop_gradients() { pending_.clear(); }
 
 void ShardedTable::scale_gradients(float factor) {
+  complete_gradients();
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     for (auto* const gradient : pending(merged)) options_.device->scale(sums_of(*gradient, merged), factor);
   }
 }
 
 void ShardedTable::scale_gradients(std::size_t merged, float const* factor) {
+  complete_gradients();
   for (auto* const gradient : pending(merged)) options_.device->scale_by(sums_of(*gradient, merged), factor);
 }
 
 Block<double> ShardedTable::gradient_squares(std::size_t merged) {
+  complete_gradients();
   auto squares = options_.device->block<double>(1);
   options_.device->clear(std::as_writable_bytes(squares.span));
   auto const gradients = pending(merged);

@@ -110,7 +110,7 @@ void ShardedTable::make_tables() {
     widths_.push_back(tables_.back()->dim());
   }
   num_replaced_.resize(tables_.size());
-  unknown_traffic_ = options_.device->block<std::uint64_t>(2);
+  unknown_traffic_ = options_.device->block<std::uint64_t>(4);
   options_.device->clear(std::as_writable_bytes(unknown_traffic_.span));
 }
 
@@ -135,6 +135,7 @@ void ShardedTable::replace_table(std::size_t merged, std::shared_ptr<Table> tabl
 }
 
 void ShardedTable::begin_step(std::uint32_t step) {
+  drain();  // Deferred gradients keep the rows of their step in use.
   auto const oldest = steps_in_use_->oldest(step);
   for (auto const& table : tables_) table->begin_step(step, oldest);
   step_ = step;
@@ -231,6 +232,9 @@ void ShardedTable::advance(Batch& batch, LookupStage stage) {
     } else if (next == LookupStage::kLookedUp) {
       send_embeddings(batch);
       next = LookupStage::kEmbeddingsSent;
+    } else if (next == LookupStage::kReadAhead) {
+      take_late();
+      next = LookupStage::kFinished;
     } else {
       take_embeddings(batch);
       next = LookupStage::kFinished;
@@ -262,11 +266,23 @@ void ShardedTable::take_sizes(Batch& batch) {
   }
 }
 
+void ShardedTable::receive_keys(Batch& batch) {
+  if (is_alone()) return;
+  auto& state = *batch.state_;
+  auto received = std::exchange(state.keys, nullptr)->finish();
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto& lookup = state.lookups[merged];
+    traffic_.keys_received += received[merged].ids.size();
+    lookup.keys = std::move(received[merged]);
+    lookup.received = lookup.keys.sizes;
+  }
+}
+
 // Keys of one rank go straight to the second stage.
 void ShardedTable::take_keys(Batch& batch) {
   auto& state = *batch.state_;
-  std::vector<ReceivedKeys> received;
-  if (!is_alone()) received = std::exchange(state.keys, nullptr)->finish();
+  apply_deferred();
+  receive_keys(batch);
   bool const counts_refused = state.options.counts_refused;  // Also with kRead: ranks may be in different modes.
   if (counts_refused) {
     state.refused = options_.device->block<float>(tables_.size());
@@ -280,9 +296,7 @@ void ShardedTable::take_keys(Batch& batch) {
       if (!lookup.in_rows) lookup.owned = unique(lookup.unique.keys(), Dedup::kSecond);
       count_keys(lookup.unique, {&traffic_.keys_routed, &traffic_.keys_received}, 0, unknown);
     } else {
-      lookup.owned = unique(received[merged].keys(), Dedup::kSecond);
-      traffic_.keys_received += received[merged].ids.size();
-      lookup.received = std::move(received[merged].sizes);
+      lookup.owned = unique(std::exchange(lookup.keys, {}).keys(), Dedup::kSecond);
     }
     count_keys(lookup.found(), {&traffic_.keys_found}, 1, unknown);
     look_up(batch, merged, counts_refused ? state.refused.data() + merged : nullptr);
@@ -301,18 +315,23 @@ void ShardedTable::look_up(Batch& batch, std::size_t merged, float* refused) {
   auto& state = *batch.state_;
   auto& lookup = state.lookups[merged];
   Table& table = *tables_[merged];
+  if (state.options.mode == LookupMode::kInsert) return insert(lookup, merged, refused);
   Keys const keys = lookup.found().keys();
   lookup.rows = options_.device->block<RowId>(keys.size());
-  if (state.options.mode == LookupMode::kInsert) {
-    auto const statuses = options_.device->block<KeyStatus>(keys.size());
-    table.find_or_insert(keys, lookup.rows.span, statuses.span);
-    if (refused != nullptr) options_.device->count_refused(statuses.span, refused);
-  } else {
-    table.find(keys, lookup.rows.span, {});
-    lookup.masks_unknown = state.options.masks_unknown && merged_[merged].reads_unknown_as_zeros;
-  }
+  table.find(keys, lookup.rows.span, {});
+  lookup.masks_unknown = state.options.masks_unknown && merged_[merged].reads_unknown_as_zeros;
   lookup.num_replaced = num_replaced_[merged];
   lookup.generation = table.generation();
+}
+
+void ShardedTable::insert(TableLookup& lookup, std::size_t merged, float* refused) {
+  Keys const keys = lookup.found().keys();
+  lookup.rows = options_.device->block<RowId>(keys.size());
+  auto const statuses = options_.device->block<KeyStatus>(keys.size());
+  tables_[merged]->find_or_insert(keys, lookup.rows.span, statuses.span);
+  if (refused != nullptr) options_.device->count_refused(statuses.span, refused);
+  lookup.num_replaced = num_replaced_[merged];
+  lookup.generation = tables_[merged]->generation();
 }
 
 Block<float> ShardedTable::gather(Batch const& batch, std::size_t merged) const {
@@ -389,7 +408,8 @@ void ShardedTable::expect_own(Batch const& batch) const {
 }
 
 bool ShardedTable::are_rows_current(TableLookup const& lookup, std::size_t merged) const {
-  return lookup.num_replaced == num_replaced_[merged] && lookup.generation == tables_[merged]->generation();
+  return !lookup.is_in_parts && lookup.num_replaced == num_replaced_[merged] &&
+         lookup.generation == tables_[merged]->generation();
 }
 
 Block<RowId> ShardedTable::find(Keys const& keys, std::size_t merged) const {
@@ -451,6 +471,8 @@ Traffic ShardedTable::traffic() const {
   all.keys_routed += unknown[0];
   all.keys_received += unknown[0];
   all.keys_found += unknown[1];
+  all.keys_ahead += unknown[2];
+  all.collisions += unknown[3];
   return all;
 }
 

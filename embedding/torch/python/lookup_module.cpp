@@ -57,7 +57,9 @@ std::map<std::string, std::uint64_t> traffic(TensorLookup const& lookup) {
           {"keys_found", counts.keys_found},
           {"id_bytes", counts.id_bytes},
           {"vector_bytes", counts.vector_bytes},
-          {"gradient_bytes", counts.gradient_bytes}};
+          {"gradient_bytes", counts.gradient_bytes},
+          {"keys_ahead", counts.keys_ahead},
+          {"collisions", counts.collisions}};
 }
 
 }  // namespace
@@ -87,6 +89,9 @@ void define_lookup(py::module_& module) {
            py::kw_only(), py::arg("factor"))
       .def("update", &TensorLookup::update, WithoutGil(), py::arg("batch"), py::kw_only(), py::arg("steps"),
            py::arg("rates"))
+      .def("read_ahead", &TensorLookup::read_ahead, WithoutGil(), py::arg("next"), py::arg("present"))
+      .def("drain", &TensorLookup::drain, WithoutGil())
+      .def("has_deferred", &TensorLookup::has_deferred, WithoutGil())
       .def("num_refused", &TensorLookup::num_refused, WithoutGil())
       .def("replace_tables", &TensorLookup::replace_tables, WithoutGil())
       .def("has_gradients", &TensorLookup::has_gradients, WithoutGil())

@@ -22,6 +22,7 @@ from headway.embedding.devices import resolve_device
 from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import merge_tables, merged_table_indices, table_id_of
 from headway.embedding.optimizer import TableOptimizer, unscaled_by
+from headway.embedding.prioritized import PrioritizedUpdates
 from headway.embedding.process_groups import GroupOrLocal, gather_scalars, resolve_group
 from headway.embedding.sharded_tables import NoRoomError, ShardedTables
 from headway.embedding.state_records import import_records
@@ -56,6 +57,8 @@ class HashTableCollection(ShardedTables):
         num_threads: threads of tables on the CPU; None: as many as torch has.
         strict: raise NoRoomError on all ranks if an id gets no row because a table is full, instead of counting it.
             On CUDA it makes each lookup wait for the device.
+        prioritized: allow ``read_ahead()``, which hides exchanges of embeddings behind compute. A ``lookahead`` of at
+            least 1 is needed. Applies what it defers before anything else is read; see ``drain()``.
         device: device of tables and inputs: the CPU, or a CUDA device (``cuda``: the current one). On CUDA one rank
             never waits for the device, except for a GradScaler or the growth of a table. Several ranks wait once per
             batch, for the sizes of exchanges.
@@ -77,13 +80,14 @@ class HashTableCollection(ShardedTables):
         seed: int = 0,
         num_threads: int | None = None,
         strict: bool = False,
+        prioritized: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.process_group = resolve_group(process_group)
         with agreement("HashTableCollection", self.process_group) as settings:
             tables, features = list(tables), list(features)
-            self._arguments = (dedup, gradient_reduction, lookahead, seed, num_threads, strict, device)
+            self._arguments = (dedup, gradient_reduction, lookahead, seed, num_threads, strict, prioritized, device)
             self._make(tables, features, *self._arguments)
             settings.update(settings_of(tables, features))
             settings.update(
@@ -93,6 +97,7 @@ class HashTableCollection(ShardedTables):
                     "lookahead": str(lookahead),
                     "seed": str(seed),
                     "strict": str(strict),
+                    "prioritized": str(prioritized),
                     "device": self.device.type,
                 }
             )
@@ -107,6 +112,7 @@ class HashTableCollection(ShardedTables):
         seed: int,
         num_threads: int | None,
         strict: bool,
+        prioritized: bool,
         device: torch.device | str | None,
     ) -> None:
         """Builds the members of this rank, without an exchange."""
@@ -120,6 +126,10 @@ class HashTableCollection(ShardedTables):
             raise ValueError(f"gradient_reduction must be mean or sum, not {gradient_reduction!r}")
         if lookahead < 0:
             raise ValueError(f"lookahead must be from 0, not {lookahead}")
+        if prioritized and lookahead == 0:
+            raise ValueError(
+                "prioritized updates need a lookahead of at least 1: rows of a step are updated in the next"
+            )
         if num_threads is not None and self.device.type != "cpu":
             raise ValueError(f"num_threads is for tables on the CPU, and these are on {self.device}")
         self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
@@ -149,6 +159,13 @@ class HashTableCollection(ShardedTables):
         ]
         self.optimizer = TableOptimizer(self, self.merged_tables, self._anchors)
         self._begin_step(self.tables, self.step)
+        self._prioritized: PrioritizedUpdates | None = None
+        if prioritized and self.num_ranks > 1:
+            self._prioritized = PrioritizedUpdates(self._lookup, begin_next_step=self._begin_next_step)
+        self._may_read_ahead = prioritized
+
+    def _begin_next_step(self) -> None:
+        self._begin_step(self.tables, self.step + 1)
 
     def _assign_features(self) -> list[list[FeatureConfig]]:
         index_of = merged_table_indices(self.merged_tables)
@@ -208,10 +225,45 @@ class HashTableCollection(ShardedTables):
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         outputs = self._lookup.finish(batch, self._anchors)
+        if self._prioritized is not None and self.training and torch.is_grad_enabled() and not is_recomputation():
+            self._prioritized.add(batch)
         if self._strict and (refused := self._lookup.num_refused(batch)) > 0:
             raise NoRoomError(f"{refused} ids got no row: their table is full")
         by_name = {feature.name: output for feature, output in zip(self._looked_up, outputs, strict=True)}
         return {feature.name: by_name[feature.name] for feature in self.features}
+
+    def read_ahead(self, batches: Sequence[PendingBatch]) -> None:
+        """Reads the rows of the next step's batches, except those that the present step updates.
+
+        All ranks call it with as many batches, after the last forward pass of a step and before its last backward pass.
+        Then their keys and most of their embeddings travel during that pass. ``optimizer.step()`` updates the other
+        rows first, and sends them. Losses and rows have the same bits as without it. One rank reads nothing ahead.
+
+        Clipping by a norm, and a GradScaler that unscales, need all gradients at once: results are right, but little
+        is hidden. If a GradScaler skips a step, rows of the next one keep the number of the step after it. Activation
+        checkpointing must not repeat the lookups.
+
+        Args:
+            batches: what ``begin()`` returned for the batches of the next step, in ``train()`` mode.
+        Raises:
+            ValueError: the collection was made without ``prioritized``, or it was called twice in a step.
+        """
+        if not self._may_read_ahead:
+            raise ValueError("read_ahead() needs a collection with prioritized=True")
+        if self._prioritized is not None:
+            self._prioritized.read_ahead(batches)
+
+    def drain(self) -> None:
+        """Applies the gradients that the last ``optimizer.step()`` has deferred after ``read_ahead()``.
+
+        All ranks call it. ``save()``, ``load()`` and every lookup but those read ahead do it by themselves. Other
+        methods that read or change rows raise RuntimeError before.
+        """
+        self._lookup.drain()
+
+    def _expect_drained(self) -> None:
+        if self._lookup.has_deferred():
+            raise RuntimeError("updates of rows are deferred: call drain() on all ranks before")
 
     def script_lookup(self, name: str) -> torch.ScriptObject:
         """Returns the lookup as an object of ``torch.classes.headway.TableLookup``, for ``torch.ops.headway.look_up``.
@@ -265,7 +317,8 @@ class HashTableCollection(ShardedTables):
         self.step += 1
         self._lookup.apply(step=self.step, rates=rates_G, divisors=[each * self._divisor for each in divisors])
         self.drop_gradients()
-        self._begin_step(self.tables, self.step)
+        if self._prioritized is None or not self._prioritized.end_step():
+            self._begin_step(self.tables, self.step)
 
     def gradient_norm(self) -> torch.Tensor:
         """Returns the L2 norm of the gradients that ``optimizer.step()`` would apply, over all tables and ranks.
@@ -306,6 +359,7 @@ class HashTableCollection(ShardedTables):
         Raises:
             MemoryError: there is no memory for another copy.
         """
+        self._expect_drained()
         made = type(self).__new__(type(self))
         nn.Module.__init__(made)
         memo[id(self)] = made

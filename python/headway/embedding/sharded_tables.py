@@ -56,6 +56,14 @@ class ShardedTables(nn.Module):
         """Drops pending gradients, which are of rows that a load replaces."""
         raise NotImplementedError
 
+    def drain(self) -> None:
+        """Applies gradients that were deferred. All ranks call it."""
+        raise NotImplementedError
+
+    def _expect_drained(self) -> None:
+        """Raises RuntimeError if gradients are deferred."""
+        raise NotImplementedError
+
     def _replace_tables(self) -> None:
         """Called after a load has replaced elements of ``tables``."""
         raise NotImplementedError
@@ -93,6 +101,7 @@ class ShardedTables(nn.Module):
 
     def halve_counts(self) -> None:
         """Halves the lookup counts of all rows. Rows that fall below ``hot_count`` go back to bfloat16."""
+        self._expect_drained()
         for table in self.tables:
             table.halve_counts()
 
@@ -151,6 +160,7 @@ class ShardedTables(nn.Module):
         shard.table.erase(Keys(keys.ids[own], table=table_id_of(table)).to(self.device))
 
     def _shard_of(self, table: str) -> TableShard:
+        self._expect_drained()
         for shard in self._shards():
             if table in shard.names:
                 return shard
@@ -174,6 +184,7 @@ class ShardedTables(nn.Module):
             CheckpointError: a rank could not write, a table changed while it was written, or the folder has the
                 checkpoint of other tables. The previous checkpoint stays valid.
         """
+        self.drain()
         checkpoint.save(
             Path(folder),
             self.merged_tables,
@@ -195,6 +206,7 @@ class ShardedTables(nn.Module):
         Raises:
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
+        self.drain()
         tables = self._build_tables()
         step, names = checkpoint.load(
             Path(folder),
@@ -217,6 +229,7 @@ class ShardedTables(nn.Module):
         self._go_on_with(tables, step=step)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._expect_drained()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         add_records(self._shards(), destination, prefix)
 
@@ -230,6 +243,7 @@ class ShardedTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        self._expect_drained()
         shards = self._shards()
         read = take_records(
             shards,

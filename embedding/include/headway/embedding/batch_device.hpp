@@ -88,6 +88,12 @@ struct DecodePiece {
   std::uint32_t *tables, *counts;
 };
 
+/// Keys in memory that is written.
+struct KeyColumns {
+  std::uint64_t* ids;
+  std::uint32_t *tables, *counts;
+};
+
 /// A size that is added to a total, both in the memory of the device.
 struct SizeTerm {
   std::uint32_t const* size;
@@ -111,6 +117,12 @@ struct KeyValueBlocks {
   [[nodiscard]] Keys keys() const {
     return {.ids = ids.span, .tables = tables.span, .num_known = size_on_device.data()};
   }
+};
+
+/// Positions of an array, in two lists; see BatchDevice::split().
+struct SplitPositions {
+  Block<std::uint32_t> marked{}, others{};  ///< Ascending. Of as many as `counts` add up to, or more that are not set.
+  Block<std::int64_t> counts{};             ///< (2, segments) Marked positions, and others.
 };
 
 /// A copy to host memory that is under way.
@@ -206,6 +218,23 @@ class BatchDevice {
   /// CUDA only: (1) the number of known `keys` if any of flags[first], flags[first + stride], ... is not 0; else 0.
   [[nodiscard]] virtual Block<std::uint32_t> count_if_any(Keys const& keys, std::span<float const> flags,
                                                           std::size_t first, std::size_t stride) = 0;
+
+  /// marks[i] = 1 if the unique key of position i has positions both below `num_first` and from it on; else 0.
+  /// @param inverse_indices, marks (K)
+  virtual void mark_shared(std::span<std::uint32_t const> inverse_indices, std::size_t num_first,
+                           std::span<float> marks) = 0;
+  /// Lists the positions of marks above 0, and of those that are 0. Marks below 0 are in neither list.
+  /// @param marks (positions)
+  /// @param sizes (segments) positions of each segment; they add up to all
+  [[nodiscard]] virtual SplitPositions split(std::span<float const> marks, std::span<std::size_t const> sizes) = 0;
+  /// out[i, :] = rows[positions[i], :]. @param out (positions, width)
+  virtual void gather_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                           std::span<float> out) = 0;
+  /// out[positions[i], :] = rows[i, :]. @param rows (positions, width)
+  virtual void scatter_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                            std::span<float> out) = 0;
+  /// The keys at some positions. @param keys with tables and counts @param out as many keys as positions
+  virtual void select_keys(Keys const& keys, std::span<std::uint32_t const> positions, KeyColumns const& out) = 0;
 
   /// record() marks a point of the caller's stream (a CUDA event). wait_for() lets the caller's stream wait for such a
   /// point. Null in host memory.

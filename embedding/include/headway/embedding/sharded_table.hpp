@@ -19,8 +19,11 @@
 
 namespace headway::embedding {
 
-struct KeyRoom;    // Capacities of key messages between ranks (src/exchange/key_exchange.hpp).
-class StepsInUse;  // Steps of the batches that exist (src/exchange/lookup_state.hpp).
+struct KeySplit;    // Keys that two steps share (src/exchange/lookup_state.hpp).
+class RowExchange;  // Exchange of rows (src/exchange/row_exchange.hpp).
+struct SentRows;    // Rows for an exchange (src/exchange/row_exchange.hpp).
+struct KeyRoom;     // Capacities of key messages between ranks (src/exchange/key_exchange.hpp).
+class StepsInUse;   // Steps of the batches that exist (src/exchange/lookup_state.hpp).
 
 enum class LookupStage : std::uint8_t;  // In src/exchange/lookup_state.hpp.
 
@@ -71,6 +74,8 @@ struct Traffic {
   std::uint64_t id_bytes = 0;        ///< Sent: ids, tables and counts.
   std::uint64_t vector_bytes = 0;    ///< Sent by owners: embeddings.
   std::uint64_t gradient_bytes = 0;  ///< Sent to owners.
+  std::uint64_t keys_ahead = 0;      ///< Part of keys_found: keys of batches of read_ahead().
+  std::uint64_t collisions = 0;      ///< Part of keys_ahead: the step before has them, too, so they were read late.
 };
 
 /// Learning rates of one step: `rate` for all tables but those in `of_tables`, by table id.
@@ -123,7 +128,8 @@ class ShardedTable {
   /// Replaces a table by one with the same options. Rows of batches that exist are found anew.
   void replace_table(std::size_t merged, std::shared_ptr<Table> table);
 
-  /// Starts step `step` in all tables. See Table::begin_step(); rows of batches that exist are in use.
+  /// Starts step `step` in all tables. See Table::begin_step(); rows of batches that exist are in use. Drains what is
+  /// deferred before.
   void begin_step(std::uint32_t step);
 
   /// Starts a lookup: joins features, removes duplicates, sorts keys by owner and starts to send them. Does not wait.
@@ -157,6 +163,19 @@ class ShardedTable {
   /// The same of this rank alone, from look_up() to start_embeddings(); with one rank also afterwards. (merged tables)
   /// in the memory of the device, empty if they are not counted.
   [[nodiscard]] Block<float> const& own_refused(Batch const& batch) const;
+
+  /// Reads batches of the next step while the present step computes, except the rows that it will update. These follow
+  /// from apply_gradients() on. Results have the bits of lookups after the update. Applies what was deferred before.
+  /// One rank reads nothing ahead. All ranks call it with as many batches, after begin_step() of the next step, and
+  /// before the last return_gradients() of the present one.
+  /// @param next begun with LookupMode::kInsert, and not looked up
+  /// @param present all batches of the present step, finished
+  /// @throws base::UsageError if batches are in another stage, or those read ahead before are not finished
+  void read_ahead(std::span<Batch* const> next, std::span<Batch* const> present);
+  /// Applies the gradients that apply_gradients() has deferred. All ranks call it. Without it they are applied by the
+  /// next read_ahead(), lookup or apply_gradients().
+  void drain();
+  [[nodiscard]] bool has_deferred() const { return deferred_ != nullptr; }
 
   /// A lookup that has not begun to look up will insert and count nothing.
   void read_only(Batch& batch);
@@ -193,6 +212,7 @@ class ShardedTable {
   /// Updates the rows of the keys that this rank owns by the gradients returned since the last call. Tables for which
   /// no rank has a gradient do not change. A key without a row at that time is skipped. Gradients are dropped
   /// afterwards, also after an exception.
+  /// After read_ahead() it updates the rows that the next step needs, sends these, and defers the others; see drain().
   /// @throws base::UsageError for a rate or divisor that is not finite, or a divisor or step of 0; nothing changes then
   /// @param number of the step, from 1; used by the bias correction of Adam
   /// @param divisor of the gradients, for example the number of ranks
@@ -225,6 +245,8 @@ class ShardedTable {
   struct TableLookup;
   struct TableGradient;
   struct Gradients;
+  struct Ahead;
+  struct Deferred;
 
   void make_tables();
   /// @param error, failure why this rank has no tables; null: it has
@@ -243,8 +265,11 @@ class ShardedTable {
   void send_keys(Batch& batch);
   void take_sizes(Batch& batch);
   void take_keys(Batch& batch);
+  void receive_keys(Batch& batch);
   /// @param refused gets the number of keys that get no row; may be null
   void look_up(Batch& batch, std::size_t merged, float* refused);
+  /// Finds the rows of the lookup's keys, and inserts keys that have none.
+  void insert(TableLookup& lookup, std::size_t merged, float* refused);
   /// Embeddings of the received keys of a merged table, or nothing if they are read from the rows.
   [[nodiscard]] Block<float> gather(Batch const& batch, std::size_t merged) const;
   void send_embeddings(Batch& batch);
@@ -275,6 +300,39 @@ class ShardedTable {
   struct Sums;
   Sums once_each(std::span<TableGradient* const> gradients, std::size_t merged);
 
+  // prioritized_updates.cpp
+  /// Marks the keys that both steps have in a merged table.
+  void mark_shared(std::size_t merged, Ahead const& ahead);
+  [[nodiscard]] KeySplit split(Block<float> const& marks, std::span<std::size_t const> sizes) const;
+  /// The received keys at some positions as a lookup of their own.
+  [[nodiscard]] TableLookup part_of(TableLookup const& lookup, Block<std::uint32_t> const& positions,
+                                    std::vector<std::size_t> sizes) const;
+  [[nodiscard]] Block<float> rows_at(std::span<float const> rows, std::size_t width,
+                                     Block<std::uint32_t> const& positions) const;
+  /// The unique keys of a lookup at some positions.
+  [[nodiscard]] TableLookup part_of_unique(TableLookup const& lookup, Block<std::uint32_t> const& positions) const;
+  /// Looks keys up, and returns the embedding of each position. @param refused gets the keys that get no row, or null
+  [[nodiscard]] Block<float> read(TableLookup& part, std::size_t merged, float* refused, bool is_late);
+  [[nodiscard]] Block<float> joined(std::span<Block<float> const> blocks) const;
+  [[nodiscard]] bool is_reading_ahead() const;
+  /// Waits for the rows that were read early, and for the marks of keys.
+  void take_early();
+  /// Reads the rows that the step before has updated, and starts to send them.
+  void read_late();
+  void take_late();
+  /// Splits the sums that this rank sends. @returns what goes first
+  SentRows split_sums(Gradients& gradients, TableLookup const& lookup, std::size_t merged, Block<float> const& sums);
+  /// Splits gradients that this rank has received whole.
+  void split_received(Gradients& gradients);
+  /// Sends and adds what is deferred of the pending gradients, for callers that need all of them.
+  void complete_gradients();
+  /// Starts to send what later is of gradients that are not complete; null if none is. take_later() waits for it.
+  [[nodiscard]] std::unique_ptr<RowExchange> send_later(std::span<std::unique_ptr<Gradients> const> all);
+  void take_later(std::span<std::unique_ptr<Gradients> const> all, std::unique_ptr<RowExchange> exchange);
+  void apply_deferred();
+  void apply_first(std::span<TableStep const> steps);
+  void apply(std::span<TableStep const> steps);
+
   std::unique_ptr<Exchanger> exchanger_;
   ShardedTableOptions options_;
   std::vector<MergedTable> merged_;
@@ -288,8 +346,10 @@ class ShardedTable {
   bool is_broken_ = false;  ///< An exchange has failed: the ranks are out of step.
   std::shared_ptr<StepsInUse> steps_in_use_;
   std::vector<std::unique_ptr<Gradients>> pending_;  ///< In the order of finish_gradients().
+  std::unique_ptr<Ahead> ahead_;
+  std::unique_ptr<Deferred> deferred_;
   Traffic traffic_;
-  Block<std::uint64_t> unknown_traffic_;  ///< (2) keys_routed and keys_found that only the device knows.
+  Block<std::uint64_t> unknown_traffic_;  ///< (4) What only the device knows; see traffic().
 };
 
 /// See ShardedTable::begin(). A batch that is destroyed before finish() does not wait: its keys are still sent.

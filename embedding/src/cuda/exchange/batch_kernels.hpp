@@ -54,4 +54,17 @@ void select_table_async(KeyValues const& from, std::span<RowId const> rows, std:
 void count_if_any_async(Keys const& keys, std::span<float const> flags, std::size_t first, std::size_t stride,
                         std::uint32_t* result, cudaStream_t stream);
 
+// positions.cu
+/// marks[i] = 1 if the unique key of position i has positions both below `limit` and from it on; else 0.
+void mark_shared_async(std::span<std::uint32_t const> inverse_indices, std::size_t limit, float* marks,
+                       cudaStream_t stream);
+/// Lists the positions of marks above 0, and of those that are 0, and counts both by segment.
+void split_async(std::span<float const> marks, std::span<std::size_t const> sizes, SplitPositions const& to,
+                 cudaStream_t stream);
+/// Copies the row at each position to the next row of `to`, or the rows of `from` to the positions.
+void move_rows_async(std::span<float const> from, std::size_t width, std::span<std::uint32_t const> positions,
+                     bool gathers, float* to, cudaStream_t stream);
+void select_keys_async(Keys const& keys, std::span<std::uint32_t const> positions, KeyColumns const& to,
+                       cudaStream_t stream);
+
 }  // namespace headway::embedding

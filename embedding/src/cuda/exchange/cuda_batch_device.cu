@@ -3,8 +3,8 @@
 // The BatchDevice of a CUDA device: memory, unique keys and kernels for the batches of a ShardedTable.
 //
 // Idea: every call checks sizes on the host and enqueues kernels on the caller's stream. The kernels are in the files
-// beside this one, one subject each: piece_kernels.cu, value_kernels.cu, sum_of_squares.cu, key_values.cu.
-// Deduplication is that of CudaDeduplicator, in blocks that this class allocates.
+// beside this one, one subject each: piece_kernels.cu, value_kernels.cu, sum_of_squares.cu, key_values.cu,
+// positions.cu. Deduplication is that of CudaDeduplicator, in blocks that this class allocates.
 //
 // Example: the batch 7 9 7 on 2 ranks. deduplicate() gives blocks with room for 3 keys: ids 7 9 and one that is not
 // set, and 2 in size_on_device. sort_by_owner() may give ids 9 7 in new blocks, with counts 1 1 of keys per rank.
@@ -289,6 +289,42 @@ class CudaBatchDevice final : public BatchDevice {
     base::DeviceScope const scope(place_.device);
     count_if_any_async(keys, flags, first, stride, result.data(), place_.stream());
     return result;
+  }
+
+  void mark_shared(std::span<std::uint32_t const> inverse_indices, std::size_t num_first,
+                   std::span<float> marks) override {
+    base::expects(marks.size() == inverse_indices.size(), "not one mark for each position");
+    base::DeviceScope const scope(place_.device);
+    mark_shared_async(inverse_indices, num_first, marks.data(), place_.stream());
+  }
+
+  [[nodiscard]] SplitPositions split(std::span<float const> marks, std::span<std::size_t const> sizes) override {
+    base::expects(marks.size() < kEnd, "a batch on a device has less than 2^31 keys");
+    SplitPositions all{.marked = block<std::uint32_t>(marks.size()),
+                       .others = block<std::uint32_t>(marks.size()),
+                       .counts = block<std::int64_t>(2 * sizes.size())};
+    base::DeviceScope const scope(place_.device);
+    split_async(marks, sizes, all, place_.stream());
+    return all;
+  }
+
+  void gather_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                   std::span<float> out) override {
+    base::expects(out.size() >= positions.size() * width, "not one row for each position");
+    base::DeviceScope const scope(place_.device);
+    move_rows_async(rows, width, positions, true, out.data(), place_.stream());
+  }
+
+  void scatter_rows(std::span<float const> rows, std::size_t width, std::span<std::uint32_t const> positions,
+                    std::span<float> out) override {
+    base::expects(rows.size() >= positions.size() * width, "not one row for each position");
+    base::DeviceScope const scope(place_.device);
+    move_rows_async(rows, width, positions, false, out.data(), place_.stream());
+  }
+
+  void select_keys(Keys const& keys, std::span<std::uint32_t const> positions, KeyColumns const& out) override {
+    base::DeviceScope const scope(place_.device);
+    select_keys_async(keys, positions, out, place_.stream());
   }
 
   [[nodiscard]] std::shared_ptr<void> record() override {

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``read_ahead()`` changes no bit of losses and tables, whatever a table does beside updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from headway.embedding import Eviction, clip_grad_norm_
+from rank_processes import BACKENDS, run_ranks
+from table_cases import OPTIMIZERS, make_batch, make_tables, real_loss, records_of
+
+STEPS = 300
+LIMITS: dict[str, Any] = {
+    "min_count": 2,
+    "hot_count": 6,
+    "time_to_live": 9,
+    "max_rows": 400,
+    "eviction": Eviction(policy="lru", high_water=0.4, low_water=0.3),
+}
+
+
+def batch_of(rank: int, step: int, part: int) -> Any:
+    """Small ids are in every step; others move on, so rows are evicted."""
+    batch = make_batch(1_000 * step + 10 * rank + part, num_ids=60)
+    for name, (values, *rest) in batch.items():
+        batch[name] = (torch.where(values % 2 == 0, values % 7, values + step), *rest)
+    return batch
+
+
+def train(
+    rank: int,
+    optimizer: str,
+    *,
+    ahead: bool,
+    parts: int = 1,
+    limits: bool = False,
+    clip: float = 0.0,
+    steps: int = STEPS,
+) -> tuple[list[float], Any, dict[str, int]]:
+    """Returns losses, the records of this rank, and its traffic."""
+    tables = make_tables(OPTIMIZERS[optimizer], LIMITS if limits else None, prioritized=ahead)
+    losses: list[float] = []
+    pending = [tables.begin(batch_of(rank, 0, part)) for part in range(parts)]
+    for step in range(steps):
+        following = []
+        for part, batch in enumerate(pending):
+            loss = 0.01 * real_loss(tables(batch))
+            losses.append(float(loss.detach()))
+            if part == parts - 1 and step + 1 < steps:
+                following = [tables.begin(batch_of(rank, step + 1, each)) for each in range(parts)]
+                if ahead:
+                    tables.read_ahead(following)
+            loss.backward()
+        if clip:
+            clip_grad_norm_([], clip, tables=[tables])
+        tables.optimizer.step()
+        pending = following
+    tables.drain()
+    return losses, records_of(tables), tables.statistics()["traffic"]
+
+
+def train_both(rank: int, cases: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    return [[train(rank, optimizer, ahead=ahead, **options) for ahead in (False, True)] for optimizer, options in cases]
+
+
+def same_records(first: Any, second: Any) -> bool:
+    return all(
+        numpy.array_equal(a, b)
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_losses_and_tables_have_the_bits_of_the_plain_schedule(num_ranks: int, backend: str) -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [(each, {"limits": True}) for each in OPTIMIZERS]
+    cases += [("adam", {"parts": 2}), ("row_wise_adagrad", {"parts": 3, "limits": True, "steps": 100})]
+    if backend != "headway":
+        cases = cases[3:4]
+    for results in run_ranks(train_both, num_ranks, cases, backend=backend):
+        for (optimizer, options), (plain, ahead) in zip(cases, results, strict=True):
+            assert plain[0] == ahead[0], (optimizer, options)
+            assert same_records(plain[1], ahead[1]), (optimizer, options)
+            assert plain[2]["collisions"] == 0
+            assert ahead[2]["collisions"] >= STEPS / num_ranks, "steps have ids in common"
+            assert ahead[2]["keys_ahead"] > 1.5 * ahead[2]["collisions"]
+
+
+def clipped(rank: int) -> Any:
+    return train_both(rank, [("sgd", {"clip": 0.5, "steps": 40, "parts": 2})])
+
+
+def test_clipping_gets_all_gradients() -> None:
+    for (plain, ahead), *_ in run_ranks(clipped, 2):
+        assert plain[0] == pytest.approx(ahead[0], rel=1e-5), "sums of squares are in another order"
+
+
+def use_between_steps(rank: int, folder: str) -> Any:
+    """Uses a collection in all ways between steps; returns errors, and records before and after a checkpoint."""
+    tables = make_tables(OPTIMIZERS["adam"], prioritized=True)
+    errors = []
+    pending = tables.begin(batch_of(rank, 0, 0))
+    for step in range(3):
+        loss = real_loss(tables(pending))
+        pending = tables.begin(batch_of(rank, step + 1, 0))
+        tables.read_ahead([pending])
+        try:
+            tables.read_ahead([pending])
+        except ValueError as error:
+            errors.append(str(error))
+        loss.backward()
+        tables.optimizer.step()
+        try:
+            tables.rows("items")
+        except RuntimeError as error:
+            errors.append(str(error))
+    with torch.no_grad():
+        evaluated = real_loss(tables.eval()(batch_of(rank, 0, 0)))  # Drains.
+    assert len(tables.rows("items")[0]) > 0
+    tables.train()
+    real_loss(tables(pending)).backward()  # The batch that was read ahead, and no other.
+    tables.optimizer.step()
+    tables.save(folder)
+    saved = records_of(tables)
+    tables.load(folder)
+    return errors, float(evaluated), same_records(saved, records_of(tables))
+
+
+def test_other_calls_apply_what_is_deferred_or_say_so(tmp_path: Path) -> None:
+    for errors, evaluated, is_same in run_ranks(use_between_steps, 2, str(tmp_path)):
+        twice = "read_ahead() was called in this step before"
+        deferred = "updates of rows are deferred: call drain() on all ranks before"
+        assert errors == [twice, deferred] * 3
+        assert evaluated > 0
+        assert is_same
+
+
+def skip_a_step(rank: int) -> list[float]:
+    tables = make_tables(OPTIMIZERS["sgd"], prioritized=True)
+    losses = []
+    pending = tables.begin(batch_of(rank, 0, 0))
+    for step in range(4):
+        loss = real_loss(tables(pending))
+        losses.append(float(loss.detach()))
+        pending = tables.begin(batch_of(rank, 0, 0))
+        tables.read_ahead([pending])
+        loss.backward()
+        if step % 2 == 0:
+            tables.optimizer.zero_grad()  # As a scaler does whose gradients have overflowed.
+        else:
+            tables.optimizer.step()
+    return losses
+
+
+def test_a_skipped_step_skips_both_parts() -> None:
+    for losses in run_ranks(skip_a_step, 2):
+        assert losses[0] == losses[1] != losses[2] == losses[3]
+
+
+def test_wrong_options_are_named() -> None:
+    with pytest.raises(ValueError, match="needs a collection with prioritized=True"):
+        make_tables().read_ahead([])
+    with pytest.raises(ValueError, match="need a lookahead of at least 1"):
+        make_tables(prioritized=True, lookahead=0)
+
+
+def differing(rank: int) -> str:
+    try:
+        make_tables(prioritized=rank == 0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_disagree_are_told() -> None:
+    for error in run_ranks(differing, 2):
+        assert "prioritized is True on rank 0, False on rank 1" in error
+
+
+def test_one_rank_reads_nothing_ahead() -> None:
+    losses, records, traffic = train(0, "adam", ahead=True, steps=20)
+    plain = train(0, "adam", ahead=False, steps=20)
+    assert losses == plain[0] and same_records(records, plain[1]) and traffic["keys_ahead"] == 0
