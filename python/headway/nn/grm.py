@@ -123,6 +123,7 @@ class GRM(nn.Module):
         seed: seed of initial embeddings.
         process_group: ranks that share the tables.
         device: device of model and tables.
+        prioritized: allow ``read_ahead()``.
 
     Raises:
         ValueError: ``config.given`` names no label, or labels depend on each other in a circle.
@@ -138,6 +139,7 @@ class GRM(nn.Module):
         seed: int = 0,
         process_group: GroupOrLocal = None,
         device: torch.device | str | None = None,
+        prioritized: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.schema = config, schema
@@ -153,6 +155,7 @@ class GRM(nn.Module):
             device=device,
             has_times=config.num_time_buckets > 0,
             has_dropout_keys=config.dropout > 0,
+            prioritized=prioritized,
         )
         self.stack = HSTUStack(HSTUStackConfig(layer=config.layer(), num_layers=config.num_layers))
         self.mmoe = MMoE(
@@ -172,6 +175,10 @@ class GRM(nn.Module):
     def start_lookups(self, batch: SampleBatch) -> PendingBatch:
         """Begins the lookups of a batch, to be passed to ``forward()``."""
         return self.encoder.start_lookups(batch)
+
+    def read_ahead(self, lookups: Sequence[PendingBatch]) -> None:
+        """Reads rows of the next step; see ``HashTableCollection.read_ahead()``. The model needs ``prioritized``."""
+        self.encoder.tables.read_ahead(lookups)
 
     def forward(
         self, batch: SampleBatch, *, seed: int = 0, step: int = 0, lookups: PendingBatch | None = None

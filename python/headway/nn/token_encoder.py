@@ -65,6 +65,7 @@ class TokenEncoder(nn.Module):
         device: device of tables and tokens.
         has_times: give the sequences the times of their tokens, which relative biases need.
         has_dropout_keys: give them the keys of dropout.
+        prioritized: allow ``read_ahead()`` of the tables.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class TokenEncoder(nn.Module):
         device: torch.device | str | None = None,
         has_times: bool = True,
         has_dropout_keys: bool = True,
+        prioritized: bool = False,
     ) -> None:
         super().__init__()
         self.schema = schema
@@ -93,6 +95,7 @@ class TokenEncoder(nn.Module):
             process_group=process_group,
             gradient_reduction="sum",
             seed=seed,
+            prioritized=prioritized,
             device=device,
         )
         self.context = nn.ModuleDict({f"of_{name}": nn.Linear(embedding_dim, dim) for name in schema.context})

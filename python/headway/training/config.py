@@ -217,6 +217,9 @@ class RunConfig:
         log_every: steps between two lines.
         steps_ahead: steps whose batches are copied, and whose lookups begin, before they are due; 0: none. Results do
             not depend on it; see ``headway.training.Pipeline``.
+        prioritized_updates: with several ranks, read the rows of the next step while the present one computes, except
+            those that it updates, which go first afterwards. Results have the same bits. ``steps_ahead`` is then at
+            least 2. Without effect with ``clip_norm`` and float16.
         tensorboard: write the figures of each line to the folder ``tensorboard`` of the output, too.
     """
 
@@ -227,6 +230,7 @@ class RunConfig:
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
     log_every: int = 10
     steps_ahead: int = 1
+    prioritized_updates: bool = False
     tensorboard: bool = False
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Pipeline``: the next steps of a training are prepared while the present one computes.
 
-Each step passes four stages::
+Each step passes four stages, or five::
 
     read       the reader's threads decode samples, for GPUs into pinned memory
     copy       host to device, on a stream of its own
     dispatch   ranks add up their numbers of loss terms, and lookups begin: duplicates are removed, and keys go to the
                ranks that own them; on another stream
+    read ahead (prioritized updates alone) rows that the step before does not update are read, and their embeddings
+               travel; on the caller's stream
     compute    the caller: forward, backward, update, on its own stream
 
 ``Pipeline.advance()`` is the schedule. The caller calls it in the middle of a step, after it has enqueued the forward
@@ -16,8 +18,8 @@ Example: ``depth`` is 1. ``next()`` copies and dispatches step 0, since nothing 
 forward pass of step 0 is enqueued; ``advance()`` copies and dispatches step 1; the backward pass and the update of step
 0 follow. ``next()`` returns step 1 at once.
 
-Invariants: rows are looked up, inserted and updated in the compute stage alone, so results have the same bits for any
-depth. All ranks make the same calls, so their exchanges have one order. An error of the reader is raised when its step
+Invariants: rows are looked up, inserted and updated in the compute stage, or with the bits that this would give, so
+results do not depend on the depth. All ranks make the same calls, so their exchanges have one order. An error of the reader is raised when its step
 is due, not earlier: the steps before it are complete.
 Complexity: ``depth`` + 1 steps are on the device, each with its tensors and the unique keys of its lookups.
 Source: MTGRBoost, section 3 (copy, dispatch and compute streams).
@@ -77,6 +79,8 @@ class Pipeline:
         start_lookups: begins the lookups of a micro-batch on ``device``; None: the compute stage does all of it.
         group: ranks of the training; None: this rank alone.
         depth: steps in flight beside the one that computes; 0: every stage waits for the one before.
+        read_ahead: gets the totals and the lookups of the next step, and reads what it may. A depth of at least 2 gives
+            keys the time of a step to arrive.
 
     Raises:
         ValueError: ``depth`` is negative.
@@ -91,11 +95,12 @@ class Pipeline:
         start_lookups: Callable[[SampleBatch], Any] | None = None,
         group: dist.ProcessGroup | None = None,
         depth: int = 1,
+        read_ahead: Callable[[Sequence[int], Sequence[Any]], None] | None = None,
     ) -> None:
         if depth < 0:
             raise ValueError(f"depth is {depth}, and at least 0")
         self._steps, self._device, self._depth = steps, device, depth
-        self._count, self._start_lookups = count, start_lookups
+        self._count, self._start_lookups, self._read_ahead = count, start_lookups, read_ahead
         self._group = None if group is None or group.size() == 1 else group
         self._in_flight: deque[_InFlight | Exception] = deque()
         self._is_read = False  #: The reader has ended.
@@ -122,10 +127,20 @@ class Pipeline:
         self._waits.for_ranks_s += time.monotonic() - began
         return step
 
-    def advance(self) -> None:
-        """Starts steps until ``depth`` are in flight."""
+    def advance(self, *, reads_ahead: bool = True) -> None:
+        """Starts steps until ``depth`` are in flight.
+
+        Args:
+            reads_ahead: read rows of the next step, too. Not before a checkpoint, which would have them.
+        """
         while len(self._in_flight) < self._depth and not self._is_read:
             self._start_one()
+        following = self._in_flight[0] if self._in_flight else None
+        if self._read_ahead is not None and reads_ahead and isinstance(following, _InFlight):
+            began = time.monotonic()
+            step = following.take()
+            self._read_ahead(step.totals, step.lookups)
+            self._waits.for_ranks_s += time.monotonic() - began
 
     def take_waits(self) -> Waits:
         """Returns the waits since the last call."""

@@ -50,6 +50,8 @@ class Progress:
             the reader divides samples. ``idle_tokens``, ``idle_samples``: the same of tokens and samples. ``moved``:
             part of the samples that move. ``measured_idle``: 1 - mean / largest time that ranks computed; only on CPUs.
             Each from 0 to 1.
+        collision_share: part of the unique keys, since the training began, that the step before updated, so their rows
+            were read late; None without prioritized updates.
     """
 
     step: int
@@ -68,6 +70,7 @@ class Progress:
     seconds: float
     flops_per_s: float | None
     balance: Mapping[str, float] | None = None
+    collision_share: float | None = None
 
     def line(self) -> str:
         """Formats the line."""
@@ -82,6 +85,8 @@ class Progress:
         if self.balance is not None:
             planned, unbalanced = self.balance["planned_idle"], self.balance["unbalanced_idle"]
             parts.append(f"planned idle {100 * planned:.1f}% (unbalanced {100 * unbalanced:.1f}%)")
+        if self.collision_share is not None:
+            parts.append(f"collisions {100 * self.collision_share:.1f}%")
         parts.append(f"{self.rows:,} rows")
         if self.truncated:
             parts.append(f"{self.truncated:,} samples truncated")
@@ -156,6 +161,8 @@ class RankFigures(NamedTuple):
     input_wait: float
     exchange_wait: float  #: NaN: not known.
     reduction_wait: float
+    keys_ahead: float
+    collisions: float
 
 
 def balance_of(
@@ -194,7 +201,8 @@ def exchange_seconds(group: dist.ProcessGroup | None) -> float:
 def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dist.ProcessGroup | None) -> RankFigures:
     """Returns the figures of this rank."""
     seconds = max(time.monotonic() - window.begin, 1e-9)
-    of_tables = [each for collection in tables for each in collection.statistics()["tables"].values()]
+    statistics = [collection.statistics() for collection in tables]
+    of_tables = [each for of_collection in statistics for each in of_collection["tables"].values()]
     return RankFigures(
         rows=sum(each["rows"] for each in of_tables),
         evictions=sum(each["evicted"] for each in of_tables),
@@ -202,6 +210,8 @@ def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dis
         input_wait=window.input_s / seconds,
         exchange_wait=(exchange_seconds(group) - window.begin_exchange_s) / seconds,
         reduction_wait=window.reduction_s / seconds,
+        keys_ahead=sum(each["traffic"]["keys_ahead"] for each in statistics),
+        collisions=sum(each["traffic"]["collisions"] for each in statistics),
     )
 
 

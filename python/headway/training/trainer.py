@@ -134,6 +134,7 @@ class Trainer:
                 seed=config.run.seed,
                 process_group=self.group,
                 device=self.device,
+                prioritized=config.run.prioritized_updates,
             )
         for name in ("forward", "count_terms", "predict"):
             if not callable(getattr(self.model, name, None)):
@@ -159,6 +160,7 @@ class Trainer:
         self.tables = self._train_step.state.tables
         if trace is not None and self.out is None:
             raise ConfigError("a trace needs a folder: give out")
+        self._is_prioritized = self._can_prioritize()
         self._traced_steps = trace
         if config.run.tensorboard:
             TensorBoard.expect_installed()
@@ -186,6 +188,20 @@ class Trainer:
             if self.out is None
             else Checkpoints(self.out / "checkpoints", keep=config.checkpoint.keep, group=self.group)
         )
+
+    def _can_prioritize(self) -> bool:
+        """Whether rows are read ahead of updates. Says why not, if it was wanted."""
+        config = self.config
+        if not config.run.prioritized_updates or self.num_ranks == 1:
+            return False
+        if not hasattr(self.model, "read_ahead"):
+            raise ConfigError("run.prioritized_updates needs a model with read_ahead(): see TrainableModel")
+        if config.optimizer.clip_norm or config.run.dtype == "float16":
+            what = "optimizer.clip_norm" if config.optimizer.clip_norm else "float16"
+            if self.rank == 0:
+                self._say(f"updates are not prioritized: {what} needs all gradients before the first update")
+            return False
+        return True
 
     @functools.cached_property
     def num_steps(self) -> int | None:
@@ -267,7 +283,8 @@ class Trainer:
             count=self._count,
             start_lookups=getattr(self.model, "start_lookups", None),
             group=self.group,
-            depth=self.config.run.steps_ahead,
+            depth=max(self.config.run.steps_ahead, 2 if self._is_prioritized else 0),
+            read_ahead=self._read_ahead if self._is_prioritized else None,
         )
         window = self._window()
         epoch = self._next.epoch
@@ -294,7 +311,7 @@ class Trainer:
                     continue
                 began, reduction_s = time.monotonic(), self._train_step.reduction_s
                 exchange_s = exchange_seconds(self.group) if self._balanced is not None else 0.0
-                self._step(prepared, window, pipeline.advance)
+                self._step(prepared, window, functools.partial(pipeline.advance, reads_ahead=self._may_read_ahead()))
                 waited = pipeline.take_waits()
                 window.input_s += waited.for_input_s
                 window.reduction_s += waited.for_ranks_s + self._train_step.reduction_s - reduction_s
@@ -308,10 +325,23 @@ class Trainer:
                 every = self.config.checkpoint.every
                 if every and self.step % every == 0 and self.step != self.num_steps and self._checkpoints is not None:
                     self.save()
+        for collection in self.tables:
+            collection.drain()
         if trace.path is not None:
             self._say(f"trace: {trace.path}")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
+
+    def _may_read_ahead(self) -> bool:
+        """Whether rows of the next step may be read in the present one. Before a checkpoint or the end they may not:
+        tables would have counted lookups of a step that has not begun."""
+        every, done = self.config.checkpoint.every, self.step + 1
+        return done != self.num_steps and not (every and done % every == 0 and self._checkpoints is not None)
+
+    def _read_ahead(self, totals: Sequence[int], lookups: Sequence[Any]) -> None:
+        *_, num_samples, num_stops = totals
+        if num_samples > 0 and num_stops == 0:
+            self.model.read_ahead(lookups)
 
     def _count(self, step: StepBatch) -> list[int]:
         """Returns what ranks add up before a step: terms of each head, tokens, samples, and 1 for a rank that stops."""
@@ -477,6 +507,9 @@ class Trainer:
             balance=None
             if self._balanced is None
             else balance_of(self._balanced.take_spreads(), window.begin_busy_s, self._ranks_busy_s()),
+            collision_share=sum(each.collisions for each in of_ranks) / max(sum(each.keys_ahead for each in of_ranks), 1)
+            if self._is_prioritized
+            else None,
         )
 
     def _report(self, progress: Progress) -> None:

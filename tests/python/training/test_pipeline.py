@@ -7,8 +7,10 @@ the number of prepared steps beside the one that computes. ``advance()`` prepare
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +114,39 @@ def test_a_model_without_start_lookups_is_trained_too(tmp_path: Path) -> None:
     runs = [Run(config=make_config(folder, run={"steps_ahead": depth}), model=ExactModel) for depth in (0, 2)]
     alone, other = train(2, *runs)
     assert same_bits(other, alone)
+
+
+def collision_share(out: Path) -> Any:
+    """Returns that of the last line of a training."""
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    return next(row["collision_share"] for row in reversed(rows) if row["kind"] == "progress")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_prioritized_updates_change_no_bit(tmp_path: Path, num_ranks: int) -> None:
+    """Also with checkpoints on the way, which must not have rows of a step that has not begun."""
+    folder = make_folder(tmp_path / "log")
+    ahead = {"prioritized_updates": True}
+    sections: dict[str, Any] = {"data": {"micro_batches": 2}, "model": {"dropout": 0.2}}
+    plain, prioritized, saved, first = train(
+        num_ranks,
+        Run(config=make_config(folder, **sections)),
+        Run(config=make_config(folder, **sections, run=ahead)),
+        Run(config=make_config(folder, **sections, run=ahead, checkpoint={"every": 3}), out=tmp_path / "saved"),
+        Run(config=make_config(folder, **sections, run=ahead | {"max_steps": 5}), out=tmp_path / "first"),
+    )
+    assert same_bits(prioritized, plain) and same_bits(saved, plain)
+    assert 0 < collision_share(tmp_path / "saved") < 1
+    (resumed,) = train(
+        num_ranks, Run(config=make_config(folder, **sections, run=ahead), out=tmp_path / "first", resume=True)
+    )
+    assert first["step"] == 5 and same_bits(resumed, plain)
+
+
+def test_prioritized_updates_that_cannot_be_are_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "log", targets=2)
+    config = make_config(folder, run={"prioritized_updates": True}, optimizer={"clip_norm": 1.0})
+    train(2, Run(config=config, out=tmp_path))
+    assert collision_share(tmp_path) is None, "clipping needs all gradients before an update"
+    with pytest.raises(RuntimeError, match="needs a model with read_ahead"):
+        train(2, Run(config=make_config(folder, run={"prioritized_updates": True}), model=ExactModel))
