@@ -64,6 +64,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
       feature_tensors_(std::move(names), feature_tables, poolings, device),
       by_feature_(by_feature),
       poolings_(std::move(poolings)),
+      timer_(std::make_shared<WaitTimer>(device)),
       num_marked_(tables.size()),
       sent_(tables.size()) {
   std::vector<MergedTable> merged;
@@ -85,7 +86,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
   if (group == nullptr || group->getSize() == 1) {
     exchanger = make_local_exchanger();
   } else {
-    exchanger = make_exchanger(group, device);
+    exchanger = std::make_unique<TimedExchanger>(make_exchanger(group, device), timer_);
   }
   sharded_ = std::make_unique<ShardedTable>(
       merged, std::move(exchanger),

@@ -4,6 +4,7 @@
 #include "feature_tensors.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/sharded_table.hpp"
+#include "process_group/timed_exchanger.hpp"
 #include "tensor_table.hpp"
 #include "tensors.hpp"
 
@@ -138,6 +139,10 @@ class TensorLookup : public torch::CustomClassHolder {
   /// () float64 on the device: the L2 norm of this rank's gradients of a merged table.
   [[nodiscard]] at::Tensor norm(std::size_t merged);
   [[nodiscard]] Traffic traffic() const;
+  /// Measures waits for exchanges from now on: of this thread on the CPU, of the caller's streams on CUDA.
+  void time_waits(bool is_enabled) { timer_->enable(is_enabled); }
+  /// Seconds of the waits since then. Waits for the device.
+  [[nodiscard]] double waited_s() { return timer_->seconds(); }
 
   /// (merged tables) Numbers of the tables in each.
   [[nodiscard]] std::vector<std::vector<std::uint32_t>> const& table_numbers() const { return table_numbers_; }
@@ -191,6 +196,7 @@ class TensorLookup : public torch::CustomClassHolder {
   std::vector<std::size_t> first_feature_;  ///< (merged tables + 1)
   bool by_feature_;
   std::vector<Pooling> poolings_;
+  std::shared_ptr<WaitTimer> timer_;
   std::unique_ptr<ShardedTable> sharded_;
   std::shared_ptr<std::atomic<std::int64_t>> num_waiting_ = std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;  ///< Held during calls of `sharded_`. Its waits may take the GIL, so callers release that.

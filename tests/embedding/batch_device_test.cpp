@@ -93,6 +93,25 @@ TEST_F(HostBatchDeviceTest, TheKeysOfATableAreSelectedFromSeveralLookups) {
   EXPECT_TRUE(std::ranges::equal(of_table.rows.span, std::vector{RowId{3}, RowId::kNone}));
 }
 
+TEST_F(HostBatchDeviceTest, PositionsAreMarkedListedAndCountedBySegment) {
+  std::vector<std::uint32_t> const indices{0, 1, 0, 2, 1};  // Keys 0 and 1 have positions before and after the second.
+  std::vector<float> marks(5);
+  device_->mark_shared(indices, 2, marks);
+  EXPECT_EQ(marks, (std::vector<float>{1, 1, 1, 0, 1}));
+  marks[1] = -1;
+  auto const split = device_->split(marks, std::vector<std::size_t>{3, 0, 2});
+  EXPECT_TRUE(std::ranges::equal(split.counts.span, std::vector<std::int64_t>{2, 0, 1, 0, 0, 1}));
+  EXPECT_TRUE(std::ranges::equal(split.marked.span.first(3), std::vector<std::uint32_t>{0, 2, 4}));
+  EXPECT_EQ(split.others.span[0], 3);
+  std::vector<float> const rows{1, 2, 3, 4, 5, 6};
+  std::vector<std::uint32_t> const positions{2, 0};
+  std::vector<float> chosen(4), back(6);
+  device_->gather_rows(rows, 2, positions, chosen);
+  EXPECT_EQ(chosen, (std::vector<float>{5, 6, 1, 2}));
+  device_->scatter_rows(chosen, 2, positions, back);
+  EXPECT_EQ(back, (std::vector<float>{1, 2, 0, 0, 5, 6}));
+}
+
 TEST_F(HostBatchDeviceTest, KeysWithoutARowWeighNothing) {
   // `rows` is by unique key; `inverse_indices` has the unique key of each position of the batch.
   std::vector<RowId> const rows{RowId::kNone, RowId{5}};

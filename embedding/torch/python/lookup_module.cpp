@@ -103,6 +103,8 @@ void define_lookup(py::module_& module) {
       .def("scale", &TensorLookup::scale, WithoutGil())
       .def("norm", &TensorLookup::norm, WithoutGil())
       .def("traffic", &traffic, WithoutGil())
+      .def("time_waits", &TensorLookup::time_waits, WithoutGil())
+      .def("waited_s", &TensorLookup::waited_s, WithoutGil())
       .def("register_as", [](c10::intrusive_ptr<TensorLookup> const& lookup,
                              std::string const& name) { register_lookup(name, lookup); })
       // The same object as a custom class of torch, for torch.ops and torch.export.

@@ -393,6 +393,14 @@ class HashTableCollection(ShardedTables):
         }
         return {"tables": tables, "traffic": self._lookup.traffic()}
 
+    def time_waits(self, is_enabled: bool = True) -> None:
+        """Measures waits for exchanges from now on, or no longer. Begins at 0."""
+        self._lookup.time_waits(is_enabled)
+
+    def waited_s(self) -> float:
+        """Returns the seconds of waits since ``time_waits()``: of the calling threads on the CPU, of streams on CUDA."""
+        return self._lookup.waited_s()
+
     def extra_repr(self) -> str:
         tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
         return f"{tables}; {len(self.features)} features on {self.num_ranks} ranks, device {self.device}"

@@ -234,6 +234,58 @@ TEST_F(CudaBatchDeviceTest, TheKeysOfATableAreSelectedInTheirOrder) {
   }
 }
 
+// mark_shared(), split() and moves of rows at positions, as prioritized updates use them.
+TEST_F(CudaBatchDeviceTest, PositionsAndTheirRowsAreThoseOfTheCpu) {
+  auto const on_host = make_host_batch_device();
+  for (std::size_t const size : {0, 1, 255, 30'000}) {
+    std::size_t const num_first = size / 3;
+    std::vector<std::uint32_t> indices(size);
+    for (auto& index : indices) index = static_cast<std::uint32_t>(random_() % (size / 2 + 1));
+    std::vector<float> marks(size);
+    on_host->mark_shared(indices, num_first, marks);
+    DeviceArray<std::uint32_t> const device_indices(indices);
+    DeviceArray<float> const device_marks(size, -1);
+    device_->mark_shared(device_indices.span(), num_first, device_marks.span());
+    EXPECT_EQ(device_marks.all(), marks);
+    if (size > 2) marks[2] = -1;  // It is in neither list.
+    DeviceArray<float> const some_marks(marks);
+    std::vector<std::size_t> const sizes{num_first, 0, size - num_first};
+    auto const expected = on_host->split(marks, sizes), split = device_->split(some_marks.span(), sizes);
+    auto const counts = download(split.counts);
+    ASSERT_TRUE(std::ranges::equal(counts, expected.counts.span));
+    auto const num_marked = static_cast<std::size_t>(counts[0] + counts[1] + counts[2]);
+    auto const num_others = static_cast<std::size_t>(counts[3] + counts[4] + counts[5]);
+    EXPECT_TRUE(std::ranges::equal(download(split.marked.first(num_marked)), expected.marked.span.first(num_marked)));
+    EXPECT_TRUE(std::ranges::equal(download(split.others.first(num_others)), expected.others.span.first(num_others)));
+    for (std::size_t const width : {1, 3, 8}) {
+      auto const rows = random_integers(random_, size * width);
+      DeviceArray<float> const device_rows(rows), back(size * width, 0);
+      std::vector<float> chosen(num_marked * width), expected_back(size * width);
+      on_host->gather_rows(rows, width, expected.marked.span.first(num_marked), chosen);
+      on_host->scatter_rows(chosen, width, expected.marked.span.first(num_marked), expected_back);
+      DeviceArray<float> const gathered(num_marked * width, 0);
+      device_->gather_rows(device_rows.span(), width, split.marked.span.first(num_marked), gathered.span());
+      device_->scatter_rows(gathered.span(), width, split.marked.span.first(num_marked), back.span());
+      EXPECT_EQ(gathered.all(), chosen);
+      EXPECT_EQ(back.all(), expected_back);
+    }
+    auto const batch = random_batch(random_, {.size = size, .num_tables = 3});
+    DeviceBatch const device_batch(batch);
+    DeviceArray<std::uint64_t> const ids(num_marked, 0);
+    DeviceArray<std::uint32_t> const tables(num_marked, 0), key_counts(num_marked, 0);
+    device_->select_keys(device_batch.keys(nullptr), split.marked.span.first(num_marked),
+                         {ids.data(), tables.data(), key_counts.data()});
+    auto const keys = batch.keys(size);
+    auto const all_ids = ids.all();
+    auto const all_tables = tables.all();
+    for (std::size_t i = 0; i < num_marked; ++i) {
+      auto const key = keys[expected.marked.span[i]];
+      ASSERT_EQ(all_ids[i], key.id);
+      ASSERT_EQ(all_tables[i], key.table);
+    }
+  }
+}
+
 // count_if_any() gives the number of known keys if any of flags[first], flags[first + kStride], ... is not 0; else 0.
 TEST_F(CudaBatchDeviceTest, KeysCountIfAnyFlagIsSet) {
   DeviceBatch const batch(random_batch(random_, {.size = 10}));

@@ -9,9 +9,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from cuda_ranks import num_gpus, run_on_gpus, take_device
 from headway.embedding import Eviction, clip_grad_norm_
 from rank_processes import BACKENDS, run_ranks
-from table_cases import OPTIMIZERS, make_batch, make_tables, real_loss, records_of
+from table_cases import OPTIMIZERS, make_batch, make_tables, move_batch, real_loss, records_of
 
 STEPS = 300
 LIMITS: dict[str, Any] = {
@@ -36,22 +37,27 @@ def train(
     optimizer: str,
     *,
     ahead: bool,
+    device: str = "cpu",
     parts: int = 1,
     limits: bool = False,
     clip: float = 0.0,
     steps: int = STEPS,
 ) -> tuple[list[float], Any, dict[str, int]]:
     """Returns losses, the records of this rank, and its traffic."""
-    tables = make_tables(OPTIMIZERS[optimizer], LIMITS if limits else None, prioritized=ahead)
+    tables = make_tables(OPTIMIZERS[optimizer], LIMITS if limits else None, prioritized=ahead, device=device)
+
+    def begin(step: int) -> list[Any]:
+        return [tables.begin(move_batch(batch_of(rank, step, part), device)) for part in range(parts)]
+
     losses: list[float] = []
-    pending = [tables.begin(batch_of(rank, 0, part)) for part in range(parts)]
+    pending = begin(0)
     for step in range(steps):
         following = []
         for part, batch in enumerate(pending):
             loss = 0.01 * real_loss(tables(batch))
             losses.append(float(loss.detach()))
             if part == parts - 1 and step + 1 < steps:
-                following = [tables.begin(batch_of(rank, step + 1, each)) for each in range(parts)]
+                following = begin(step + 1)
                 if ahead:
                     tables.read_ahead(following)
             loss.backward()
@@ -89,6 +95,25 @@ def test_losses_and_tables_have_the_bits_of_the_plain_schedule(num_ranks: int, b
             assert plain[2]["collisions"] == 0
             assert ahead[2]["collisions"] >= STEPS / num_ranks, "steps have ids in common"
             assert ahead[2]["keys_ahead"] > 1.5 * ahead[2]["collisions"]
+
+
+def train_on_gpu(rank: int, cases: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+    device = str(take_device(rank))
+    return train_both(rank, [(optimizer, options | {"device": device}) for optimizer, options in cases])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(num_gpus() == 0, reason="this host has no GPU")
+@pytest.mark.parametrize("backend", ["headway", "nccl"])
+def test_on_gpus_too(backend: str) -> None:
+    if backend == "nccl" and num_gpus() < 2:
+        pytest.skip("NCCL needs a GPU for each rank")
+    cases: list[tuple[str, dict[str, Any]]] = [(each, {"limits": True}) for each in OPTIMIZERS]
+    cases += [("adam", {"parts": 2, "steps": 100}), ("row_wise_adagrad", {"parts": 3, "limits": True, "steps": 100})]
+    for results in run_on_gpus(train_on_gpu, 2, cases, backend=backend):
+        for case, (plain, ahead) in zip(cases, results, strict=True):
+            assert plain[0] == ahead[0] and same_records(plain[1], ahead[1]), case
+            assert ahead[2]["collisions"] > 0
 
 
 def clipped(rank: int) -> Any:
