@@ -64,6 +64,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
       feature_tensors_(std::move(names), feature_tables, poolings, device),
       by_feature_(by_feature),
       poolings_(std::move(poolings)),
+      has_peers_(group != nullptr && group->getSize() > 1),
       timer_(std::make_shared<WaitTimer>(device)),
       num_marked_(tables.size()),
       sent_(tables.size()) {
@@ -83,7 +84,7 @@ TensorLookup::TensorLookup(std::vector<LookedUpTable> tables, std::vector<std::s
   }
   first_feature_.push_back(feature_tables.size());
   std::unique_ptr<Exchanger> exchanger;
-  if (group == nullptr || group->getSize() == 1) {
+  if (!has_peers_) {
     exchanger = make_local_exchanger();
   } else {
     exchanger = std::make_unique<TimedExchanger>(make_exchanger(group, device), timer_);
@@ -182,6 +183,7 @@ TensorLookup::BatchPtr TensorLookup::begin(std::vector<at::Tensor> const& ids, s
                                              .keeps_embeddings = !batch->learned_.empty(),
                                              .counts_refused = settings.counts_refused,
                                              .masks_unknown = settings.evaluates});
+  record(batch->begun_);
   return batch;
 }
 
@@ -232,7 +234,14 @@ std::vector<at::Tensor> TensorLookup::finish(BatchPtr const& begun, std::vector<
                      ? expand_with_gradient(c10::intrusive_ptr<TensorLookup>::reclaim_copy(this), batch, inputs)
                      : expand(*batch);
   sharded_->forget_embeddings(*batch->batch_);
+  record(finished_);
   return outputs;
+}
+
+void TensorLookup::record(std::optional<c10::Event>& point) const {
+  if (device_.is_cpu() || !has_peers_) return;
+  if (!point) point.emplace(device_.type());
+  point->record(current_stream(device_));
 }
 
 std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
@@ -255,7 +264,9 @@ std::vector<at::Tensor> TensorLookup::expand(TensorBatch& batch) {
 void TensorLookup::start_keys(BatchPtr const& batch) {
   std::lock_guard const lock(mutex_);
   use(*batch);
+  if (batch->begun_) batch->begun_->block(current_stream(device_));
   sharded_->start_keys(*batch->batch_);
+  record(batch->begun_);
 }
 
 void TensorLookup::look_up(BatchPtr const& batch, bool inserts) {
@@ -310,8 +321,19 @@ void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> cons
   change([&] { sharded_->apply_gradients(all); });
 }
 
-void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present) {
+void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present,
+                              std::uint32_t step, std::uint32_t oldest_in_use) {
   std::lock_guard const lock(mutex_);
+  std::optional<c10::StreamGuard> guard;
+  if (!device_.is_cpu()) {
+    if (!ahead_stream_) {
+      c10::impl::VirtualGuardImpl const streams(device_.type());
+      ahead_stream_ = streams.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
+    }
+    guard.emplace(*ahead_stream_);
+    if (finished_) finished_->block(*ahead_stream_);
+    for (auto const& each : next) each->begun_->block(*ahead_stream_);
+  }
   auto const batches_of = [this](std::vector<BatchPtr> const& all) {
     std::vector<ShardedTable::Batch*> result;
     for (auto const& each : all) {
@@ -321,7 +343,12 @@ void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<Bat
     return result;
   };
   auto const of_next = batches_of(next), of_present = batches_of(present);
-  change([&] { sharded_->read_ahead(of_next, of_present); });
+  change([&] {
+    sharded_->drain();
+    for (auto const& each : tables_) each->shared_table()->begin_step(step, oldest_in_use);
+    sharded_->read_ahead(of_next, of_present);
+    if (!device_.is_cpu()) sharded_->take_ahead();  // Else the host would wait for the backward pass.
+  });
 }
 
 void TensorLookup::drain() {

@@ -64,6 +64,7 @@ class TensorBatch : public torch::CustomClassHolder {
   bool is_waiting_ = false;
   bool inserts_ = true;
   std::vector<c10::Stream> streams_;  ///< CUDA streams that made or used the batch.
+  std::optional<c10::Event> begun_;   ///< CUDA: point of the stream at which its keys were sent.
 };
 
 /// Lookups in the tables of a collection, as tensors with gradients: a ShardedTable for PyTorch. K ids of a feature, B
@@ -110,7 +111,10 @@ class TensorLookup : public torch::CustomClassHolder {
 
   /// Reads the rows of `next`, batches of the next step, that `present` do not update: ShardedTable::read_ahead(). All
   /// ranks call it, after they have finished the lookups of `present`, and before the last backward pass of the step.
-  void read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present);
+  /// On CUDA it runs on a stream of its own, beside the forward pass, and the host waits for it.
+  /// @param step, oldest_in_use as for Table::begin_step(), of `next`
+  void read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present, std::uint32_t step,
+                  std::uint32_t oldest_in_use);
   /// Applies the gradients that apply() has deferred. All ranks call it.
   void drain();
   [[nodiscard]] bool has_deferred() const;
@@ -175,6 +179,8 @@ class TensorLookup : public torch::CustomClassHolder {
                                                at::Tensor const& gradients) const;
   /// Marks a batch as used on the current stream.
   void use(TensorBatch& batch) const;
+  /// Records a point of the current stream; on the CPU nothing.
+  void record(std::optional<c10::Event>& point) const;
   void use_pending() const;
   /// Calls `work` inside a change of each table.
   template <class Work>
@@ -196,7 +202,10 @@ class TensorLookup : public torch::CustomClassHolder {
   std::vector<std::size_t> first_feature_;  ///< (merged tables + 1)
   bool by_feature_;
   std::vector<Pooling> poolings_;
+  bool has_peers_;
   std::shared_ptr<WaitTimer> timer_;
+  std::optional<c10::Stream> ahead_stream_;  ///< CUDA: of read_ahead().
+  std::optional<c10::Event> finished_;       ///< CUDA: point of the stream at which the last finish() was done.
   std::unique_ptr<ShardedTable> sharded_;
   std::shared_ptr<std::atomic<std::int64_t>> num_waiting_ = std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;  ///< Held during calls of `sharded_`. Its waits may take the GIL, so callers release that.

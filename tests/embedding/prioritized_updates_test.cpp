@@ -35,7 +35,7 @@ struct Training {
   bool scales = false;  ///< Halves all gradients before they are applied, which needs them at their owners.
 };
 
-/// What a rank has seen and stored.
+/// A rank's outputs, and what it has stored.
 struct Trained {
   std::vector<Outputs> outputs;
   Contents contents;

@@ -141,8 +141,11 @@ struct ShardedTable::Batch::State {
   State() = default;
   State(State const&) = delete;
   State& operator=(State const&) = delete;
-  ~State() {
+  ~State() { release_rows(); }
+  /// Its rows are no longer in use.
+  void release_rows() {
     if (steps_in_use != nullptr) steps_in_use->remove(step);
+    steps_in_use = nullptr;
   }
 };
 
@@ -187,6 +190,7 @@ struct ShardedTable::Ahead {
   std::vector<std::shared_ptr<Batch::State>> next, present;
   std::unique_ptr<RowExchange> early{}, late{};  ///< On their way; null before and after.
   bool is_late_read = false;
+  std::shared_ptr<void> done{};  ///< Point of the stream after read_ahead() or take_ahead().
 };
 
 /// Gradients of a step that are applied in the next one.

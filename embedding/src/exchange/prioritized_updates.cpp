@@ -77,7 +77,7 @@ void ShardedTable::read_ahead(std::span<Batch* const> next, std::span<Batch* con
     steps_in_use_->remove(
         std::exchange(state.step, step_));  // Its rows are looked up in the present step of the tables.
     steps_in_use_->add(step_);
-    if (state.options.counts_refused) {  // Of the keys that are read early, and late.
+    if (state.options.counts_refused) {  // Numbers of keys that are read early, and late.
       state.refused = options_.device->block<float>(2 * tables_.size());
       options_.device->clear(std::as_writable_bytes(state.refused.span));
     }
@@ -113,6 +113,7 @@ void ShardedTable::read_ahead(std::span<Batch* const> next, std::span<Batch* con
   ahead->early = std::make_unique<RowExchange>(*options_.device, *exchanger_, rows, Block<float>());
   traffic_.vector_bytes += ahead->early->num_sent() * sizeof(float);
   for (auto const& state : ahead->next) state->stage = LookupStage::kReadAhead;
+  ahead->done = options_.device->record();
   ahead_ = std::move(ahead);
   scope.succeed();
 }
@@ -217,6 +218,18 @@ Block<float> ShardedTable::read(TableLookup& part, std::size_t merged, float* re
   auto values = options_.device->block<float>(keys.inverse_indices.size() * widths_[merged]);
   tables_[merged]->gather_bags(keys.keys(), part.rows.span, keys.inverse_indices.span, {}, values.span);
   return values;
+}
+
+void ShardedTable::take_ahead() {
+  if (!is_reading_ahead()) return;
+  ExchangeScope scope(is_broken_, is_alone());
+  take_early();
+  ahead_->done = options_.device->record();
+  scope.succeed();
+}
+
+void ShardedTable::follow_ahead() const {
+  if (ahead_ != nullptr) options_.device->wait_for(ahead_->done);
 }
 
 void ShardedTable::take_early() {
@@ -339,7 +352,7 @@ void ShardedTable::split_received(Gradients& gradients) {
       device.wait_for(whole.added);
       if (whole.sums) {
         std::size_t const num_rows = lookup.owned.num_rows();
-        auto const marks = device.block<float>(num_rows);  // Of unique keys; -1 behind those that the device knows.
+        auto const marks = device.block<float>(num_rows);  // A mark for each unique key; -1 behind the known ones.
         device.fill(marks.span, -1);
         device.reduce(lookup.owned, {}, 1, lookup.after.marks.span, marks.span);
         auto const by_key = split(marks, std::span(&num_rows, 1));
@@ -415,6 +428,7 @@ void ShardedTable::take_later(std::span<std::unique_ptr<Gradients> const> all, s
 
 void ShardedTable::drain() {
   if (deferred_ == nullptr) return;
+  follow_ahead();
   ExchangeScope scope(is_broken_, is_alone());
   apply_deferred();
   scope.succeed();
@@ -422,7 +436,7 @@ void ShardedTable::drain() {
 
 void ShardedTable::apply_deferred() {
   if (deferred_ == nullptr) return;
-  auto const deferred = std::exchange(deferred_, nullptr);
+  auto deferred = std::exchange(deferred_, nullptr);
   take_later(deferred->gradients, std::exchange(deferred->exchange, nullptr));
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     std::vector<TableGradient*> gradients;
@@ -434,6 +448,9 @@ void ShardedTable::apply_deferred() {
     }
     if (!gradients.empty()) update(merged, gradients, deferred->steps[merged]);
   }
+  if (options_.device->is_host()) return;
+  for (auto const& each : deferred->gradients) each->batch->release_rows();
+  applied_ = std::move(deferred);
 }
 
 void ShardedTable::complete_gradients() {

@@ -63,6 +63,7 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
   base::expects(!is_split || std::ranges::find(ahead_->present, batch.state_) != ahead_->present.end(),
                 "return_gradients: read_ahead() was called without this batch of the present step");
   ExchangeScope scope(is_broken_, is_alone());
+  follow_ahead();
   if (is_split) take_early();
   auto result = std::make_unique<Gradients>();
   result->marks.resize(tables_.size());
@@ -295,7 +296,9 @@ void ShardedTable::apply_gradients(std::span<TableStep const> steps) {
     base::expects(std::isfinite(steps[merged].rates.of(table)),
                   "apply_gradients: the rate of table " + std::to_string(table) + " is not finite");
   }
+  follow_ahead();
   drain();
+  applied_ = nullptr;
   struct DropAtEnd {  // Also after an exception: a second call must not apply a gradient twice.
     std::vector<std::unique_ptr<Gradients>>& pending;
     ~DropAtEnd() { pending.clear(); }

@@ -220,6 +220,7 @@ void ShardedTable::advance(Batch& batch, LookupStage stage) {
   auto& state = *batch.state_;
   base::expects(state.stage != LookupStage::kFailed, "the lookup of the batch has failed");
   if (state.stage >= stage) return;
+  follow_ahead();
   ExchangeScope scope(is_broken_, is_alone());
   auto next = std::exchange(state.stage, LookupStage::kFailed);  // It stays so after an exception.
   while (next < stage) {

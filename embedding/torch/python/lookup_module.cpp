@@ -89,7 +89,8 @@ void define_lookup(py::module_& module) {
            py::kw_only(), py::arg("factor"))
       .def("update", &TensorLookup::update, WithoutGil(), py::arg("batch"), py::kw_only(), py::arg("steps"),
            py::arg("rates"))
-      .def("read_ahead", &TensorLookup::read_ahead, WithoutGil(), py::arg("next"), py::arg("present"))
+      .def("read_ahead", &TensorLookup::read_ahead, WithoutGil(), py::arg("next"), py::arg("present"), py::kw_only(),
+           py::arg("step"), py::arg("oldest_in_use"))
       .def("drain", &TensorLookup::drain, WithoutGil())
       .def("has_deferred", &TensorLookup::has_deferred, WithoutGil())
       .def("num_refused", &TensorLookup::num_refused, WithoutGil())

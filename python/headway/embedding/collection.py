@@ -161,11 +161,8 @@ class HashTableCollection(ShardedTables):
         self._begin_step(self.tables, self.step)
         self._prioritized: PrioritizedUpdates | None = None
         if prioritized and self.num_ranks > 1:
-            self._prioritized = PrioritizedUpdates(self._lookup, begin_next_step=self._begin_next_step)
+            self._prioritized = PrioritizedUpdates(self._lookup)
         self._may_read_ahead = prioritized
-
-    def _begin_next_step(self) -> None:
-        self._begin_step(self.tables, self.step + 1)
 
     def _assign_features(self) -> list[list[FeatureConfig]]:
         index_of = merged_table_indices(self.merged_tables)
@@ -200,7 +197,7 @@ class HashTableCollection(ShardedTables):
         """
         columns = columns_of(features)
         ids, lengths, weights = zip(*(tensors_of(columns, each.name) for each in self._looked_up), strict=True)
-        return self._lookup.begin(
+        batch = self._lookup.begin(
             ids,
             lengths,
             weights,
@@ -208,6 +205,9 @@ class HashTableCollection(ShardedTables):
             evaluates=not self.training,
             counts_refused=self._strict,
         )
+        if self._prioritized is not None and self.training and not is_recomputation():
+            self._prioritized.begin(batch)
+        return batch
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, features: Features | PendingBatch) -> dict[str, torch.Tensor]:
@@ -251,7 +251,8 @@ class HashTableCollection(ShardedTables):
         if not self._may_read_ahead:
             raise ValueError("read_ahead() needs a collection with prioritized=True")
         if self._prioritized is not None:
-            self._prioritized.read_ahead(batches)
+            following = self.step + 2  # Lookups of the present step have the number step + 1.
+            self._prioritized.read_ahead(batches, step=following, oldest_in_use=max(following - self._lookahead, 0))
 
     def drain(self) -> None:
         """Applies the gradients that the last ``optimizer.step()`` has deferred after ``read_ahead()``.

@@ -22,7 +22,7 @@ Source: FreeScale (MLSys 2026), prioritized embedding updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headway._embedding import LookupBatch, TableLookup
 
@@ -32,28 +32,33 @@ class PrioritizedUpdates:
 
     Args:
         lookup: lookups of the collection.
-        begin_next_step: assigns lookups from now on to the next step.
     """
 
-    def __init__(self, lookup: TableLookup, *, begin_next_step: Callable[[], None]) -> None:
-        self._lookup, self._begin_next_step = lookup, begin_next_step
+    def __init__(self, lookup: TableLookup) -> None:
+        self._lookup = lookup
+        self._begun: list[LookupBatch] = []  #: Batches whose keys may wait for the sizes of messages.
         self._present: list[LookupBatch] = []  #: Batches that the present step has looked up.
         self._next: list[LookupBatch] = []  #: Batches that were read ahead in the present step.
 
+    def begin(self, batch: LookupBatch) -> None:
+        """Sends the keys of batches that began before ``batch``: the sizes of their messages have arrived meanwhile."""
+        for earlier in self._begun:
+            self._lookup.start_keys(earlier)
+        self._begun = [batch]
+
     def add(self, batch: LookupBatch) -> None:
         """Notes a batch that the present step has looked up."""
+        self._begun = [each for each in self._begun if each is not batch]
         if any(batch is each for each in self._next):  # The step before was skipped.
             self.end_step()
         self._present.append(batch)
 
-    def read_ahead(self, batches: Sequence[LookupBatch]) -> None:
-        """See ``HashTableCollection.read_ahead()``."""
+    def read_ahead(self, batches: Sequence[LookupBatch], *, step: int, oldest_in_use: int) -> None:
+        """See ``HashTableCollection.read_ahead()``; ``step`` and ``oldest_in_use`` are those of the next step."""
         if self._next:
             raise ValueError("read_ahead() was called in this step before")
-        self._lookup.drain()
-        self._begin_next_step()
         self._next = list(batches)
-        self._lookup.read_ahead(self._next, self._present)
+        self._lookup.read_ahead(self._next, self._present, step=step, oldest_in_use=oldest_in_use)
 
     def end_step(self) -> bool:
         """Forgets the batches of the step, after its update. Returns whether the next step has begun."""

@@ -19,8 +19,8 @@ forward pass of step 0 is enqueued; ``advance()`` copies and dispatches step 1; 
 0 follow. ``next()`` returns step 1 at once.
 
 Invariants: rows are looked up, inserted and updated in the compute stage, or with the bits that this would give, so
-results do not depend on the depth. All ranks make the same calls, so their exchanges have one order. An error of the reader is raised when its step
-is due, not earlier: the steps before it are complete.
+results do not depend on the depth. All ranks make the same calls, so their exchanges have one order. An error of the
+reader is raised when its step is due, not earlier: the steps before it are complete.
 Complexity: ``depth`` + 1 steps are on the device, each with its tensors and the unique keys of its lookups.
 Source: MTGRBoost, section 3 (copy, dispatch and compute streams).
 """

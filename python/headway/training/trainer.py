@@ -28,7 +28,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -507,7 +507,8 @@ class Trainer:
             balance=None
             if self._balanced is None
             else balance_of(self._balanced.take_spreads(), window.begin_busy_s, self._ranks_busy_s()),
-            collision_share=sum(each.collisions for each in of_ranks) / max(sum(each.keys_ahead for each in of_ranks), 1)
+            collision_share=sum(each.collisions for each in of_ranks)
+            / max(sum(each.keys_ahead for each in of_ranks), 1)
             if self._is_prioritized
             else None,
         )

@@ -176,7 +176,7 @@ def skip_a_step(rank: int) -> list[float]:
         tables.read_ahead([pending])
         loss.backward()
         if step % 2 == 0:
-            tables.optimizer.zero_grad()  # As a scaler does whose gradients have overflowed.
+            tables.optimizer.zero_grad()  # A scaler does so if gradients have overflowed.
         else:
             tables.optimizer.step()
     return losses

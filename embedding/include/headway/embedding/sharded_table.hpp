@@ -171,7 +171,11 @@ class ShardedTable {
   /// @param next begun with LookupMode::kInsert, and not looked up
   /// @param present all batches of the present step, finished
   /// @throws base::UsageError if batches are in another stage, or those read ahead before are not finished
+  /// On a CUDA device it may run on another stream than the other calls, which wait for it. That stream has to wait for
+  /// the last finish() before, and no longer.
   void read_ahead(std::span<Batch* const> next, std::span<Batch* const> present);
+  /// Waits for what read_ahead() has sent, on a CUDA device also the host. Without it return_gradients() does so.
+  void take_ahead();
   /// Applies the gradients that apply_gradients() has deferred. All ranks call it. Without it they are applied by the
   /// next read_ahead(), lookup or apply_gradients().
   void drain();
@@ -317,6 +321,8 @@ class ShardedTable {
   [[nodiscard]] bool is_reading_ahead() const;
   /// Waits for the rows that were read early, and for the marks of keys.
   void take_early();
+  /// Lets the caller's stream wait for that of read_ahead().
+  void follow_ahead() const;
   /// Reads the rows that the step before has updated, and starts to send them.
   void read_late();
   void take_late();
@@ -348,6 +354,7 @@ class ShardedTable {
   std::vector<std::unique_ptr<Gradients>> pending_;  ///< In the order of finish_gradients().
   std::unique_ptr<Ahead> ahead_;
   std::unique_ptr<Deferred> deferred_;
+  std::unique_ptr<Deferred> applied_;  ///< On a CUDA device: its memory is in use until apply_gradients().
   Traffic traffic_;
   Block<std::uint64_t> unknown_traffic_;  ///< (4) What only the device knows; see traffic().
 };
