@@ -11,6 +11,9 @@ Shapes: ``grm_4g`` and ``grm_110g`` are the model sizes of the MTGRBoost paper; 
 samples whose lengths follow a Zipf law of exponent 1.2, up to 4,096. ``dlrm_v4`` is that of MLPerf Training 6.1: 3
 layers, 512 columns, 4 heads of 128, up to 4,096 events.
 
+With several ranks a step has as many samples per rank. ``--balance`` moves samples between ranks for even work, and
+``--prioritized`` reads rows ahead of updates; both are Headway's. MFU is that of a GPU.
+
 With ``--torchrec`` TorchRec trains the same shapes on the same samples in the same run (harness/torchrec_grm.py). On a
 GPU it uses the Triton kernels of the checkout ``--generative-recommenders``. It gets its batches from memory, joined
 before.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import sys
 import tempfile
@@ -35,14 +39,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.distributed as dist
 from headway.data import BatchReader, ParquetFolder
 from headway.nn.config import Recompute
 from headway.training import Progress, Trainer, TrainingConfig
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.gpus import expect_gpu_each
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.torch_ranks import run_torch_ranks
 from benchmarks.harness.torchrec_grm import (
     PeerBatch,
     TorchRecPeer,
@@ -98,6 +105,9 @@ SHAPES = {
 }
 _TARGETS = 8  #: Candidate items of a sample, each with the labels ``click`` and ``buy``.
 _TARGET_TIME = 1 << 40  #: Time of the first target: later than all events.
+_WAIT_S = 120  #: Seconds that a rank waits for another one. No step takes nearly as long.
+#: Options that each of several ranks gets.
+_OF_RANKS = ("device", "steps", "peak", "slots", "no_tma", "sort_by_length", "generative_recommenders")
 _EVENTS = ("item", "shop")  #: Id columns of an event and of a target.
 
 
@@ -125,6 +135,16 @@ def main(argv: Sequence[str]) -> int:
         "--recompute", choices=get_args(Recompute), default="none", help="by the backward pass (default: %(default)s)"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
+    parser.add_argument(
+        "--balance",
+        choices=("none", "fixed", "variable"),
+        default="fixed",
+        help="of several ranks (default: %(default)s)",
+    )
+    parser.add_argument("--no-prioritized", dest="prioritized", action="store_false", help="update rows as they come")
+    parser.add_argument(
+        "--time-limit", type=whole_number(1), default=300, help="seconds of several ranks (default: 300)"
+    )
     parser.add_argument("--torchrec", action="store_true", help="compare with TorchRec")
     parser.add_argument(
         "--generative-recommenders", type=Path, metavar="DIR", help="checkout with the kernels of TorchRec's model"
@@ -144,31 +164,34 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
-    return [point for name in options.shapes for point in _measure_shape(options, name)]
+        expect_gpu_each(options.ranks)
+    return [
+        point for name in options.shapes for ranks in options.ranks for point in _measure_shape(options, name, ranks)
+    ]
 
 
-def _measure_shape(options: argparse.Namespace, name: str) -> list[Point]:
+def _measure_shape(options: argparse.Namespace, name: str, num_ranks: int) -> list[Point]:
     shape = _shape_of(options, name)
     num_steps = options.steps * (options.rounds + 2)  # The first two rounds warm up.
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        write_samples(folder, num_samples=shape.batch * num_steps, lengths=shape.lengths, ids=options.ids)
-        config = _config_of(options, folder, shape, num_steps)
-        systems = {"headway": lambda: _train(options, config)}
-        if options.torchrec:
-            systems["torchrec"] = lambda: _train_peer(options, config)
+        write_samples(folder, num_samples=shape.batch * num_ranks * num_steps, lengths=shape.lengths, ids=options.ids)
+        config = _config_of(options, folder, shape, num_steps, num_ranks)
+        systems = {"headway": train_headway, "torchrec": train_peer} if options.torchrec else {"headway": train_headway}
         params = {
             "shape": name, "batch": shape.batch, "micro_batches": options.micro_batches, "factor": options.factor,
             "mean": None if shape.lengths.zipf else shape.lengths.mean, "longest": shape.lengths.longest,
-            "zipf": shape.lengths.zipf,
+            "zipf": shape.lengths.zipf, "ranks": num_ranks, "recompute": options.recompute,
+            "balance": config.data.balance, "prioritized": config.run.prioritized_updates,
         }  # fmt: skip
         points: list[Point] = []
         for system, train in systems.items():
             gc.collect()
-            if options.device == "cuda":
+            if options.device == "cuda" and num_ranks == 1:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            points.append(_make_point(options, params, system, train()))
+            rounds = train(options, config) if num_ranks == 1 else _train_on_ranks(options, config, system, num_ranks)
+            points.append(_make_point(options, params, system, rounds))
     if len(points) == 2:
         ours, theirs = points
         points[0] = replace(ours, ratio=(ours.rate or 0) / (theirs.rate or 1))
@@ -216,7 +239,10 @@ def _draw_lengths(draw: np.random.Generator, lengths: Lengths, num_samples: int)
     return drawn.clip(2, lengths.longest - _TARGETS)
 
 
-def _config_of(options: argparse.Namespace, folder: Path, shape: Shape, num_steps: int) -> TrainingConfig:
+def _config_of(
+    options: argparse.Namespace, folder: Path, shape: Shape, num_steps: int, num_ranks: int
+) -> TrainingConfig:
+    balance = {} if num_ranks == 1 or options.balance == "none" else {"balance": options.balance, "scope": "global"}
     return TrainingConfig.of(
         {
             "data": {
@@ -224,56 +250,93 @@ def _config_of(options: argparse.Namespace, folder: Path, shape: Shape, num_step
                 "events": _EVENTS,
                 "actions": ["action"],
                 "labels": ["click", "buy"],
-                "global_batch": shape.batch,
+                "global_batch": shape.batch * num_ranks,
                 "micro_batches": options.micro_batches,
                 "num_streams": 16,  # Disjoint parts of the rows, which are read in turn.
                 "read_ahead": 4,  # Steps in memory beside the one in use.
-            },
+            }
+            | balance,
             # ``given``: the probability of ``buy`` is that of ``click`` times that of ``buy`` given ``click``.
             "model": {"dimension_factor": options.factor, "recompute": options.recompute, "given": {"buy": "click"}}
             | dict(shape.model),
-            "run": {"device": options.device, "log_every": options.steps, "max_steps": num_steps},
+            "run": {
+                "device": options.device,
+                "log_every": options.steps,
+                "max_steps": num_steps,
+                "prioritized_updates": options.prioritized and num_ranks > 1,
+            },
         }
     )
 
 
+def _train_on_ranks(options: argparse.Namespace, config: TrainingConfig, system: str, num_ranks: int) -> Rounds:
+    settings = {name: value for name, value in vars(options).items() if name in _OF_RANKS}
+    printed = run_torch_ranks(
+        "benchmarks.torch_ranks.grm_training_rank",
+        {"system": system, "config": config.as_dict(), "options": settings, "timeout_s": _WAIT_S},
+        num_ranks=num_ranks,
+        time_limit_s=options.time_limit,
+    )
+    return Rounds(**json.loads(next(line for line in printed.splitlines() if line.startswith("{"))))
+
+
 @dataclass(frozen=True)
-class _Rounds:
+class Rounds:
     """Measured rounds of a system.
 
     Attributes:
         seconds: of a step, by round.
         tokens_per_s: by round.
         extra: further fields of the point.
+        peak_bytes: of the memory that PyTorch has allocated on a device.
     """
 
     seconds: Sequence[float]
     tokens_per_s: Sequence[float]
-    extra: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    peak_bytes: int = 0
 
 
-def _train(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
+def train_headway(
+    options: argparse.Namespace, config: TrainingConfig, group: dist.ProcessGroup | None = None
+) -> Rounds:
+    """Trains Headway's model; one rank of ``group``, or alone."""
     rounds: list[Progress] = []  # The trainer reports once per round, after ``log_every`` steps.
-    Trainer(config, say=lambda line: print(line, file=sys.stderr, flush=True), observe=rounds.append).run()
-    flops = statistics.median(each.flops_per_s or 0 for each in rounds[2:])
-    return _Rounds(
+    Trainer(config, group=group, say=lambda line: print(line, file=sys.stderr, flush=True), observe=rounds.append).run()
+    flops = statistics.median(each.flops_per_s or 0 for each in rounds[2:]) / (1 if group is None else group.size())
+    last = rounds[-1]
+    return Rounds(
         [(later.seconds - earlier.seconds) / options.steps for earlier, later in pairwise(rounds[1:])],
         [each.tokens_per_s for each in rounds[2:]],
         {
             "tflops": flops / 1e12,
             "mfu": flops / (options.peak * 1e12),
             "input_wait": statistics.median(each.input_wait for each in rounds[2:]),
+            "exchange_wait": last.exchange_wait,
+            "collision_share": last.collision_share,
+            "planned_idle": None if last.balance is None else last.balance["planned_idle"],
+            "unbalanced_idle": None if last.balance is None else last.balance["unbalanced_idle"],
         },
+        _peak_bytes(options),
     )
 
 
-def _train_peer(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
-    """Trains TorchRec's model on the samples of the same steps."""
+def _peak_bytes(options: argparse.Namespace) -> int:
+    return int(torch.cuda.max_memory_allocated()) if options.device == "cuda" else 0
+
+
+def train_peer(options: argparse.Namespace, config: TrainingConfig, group: dist.ProcessGroup | None = None) -> Rounds:
+    """Trains TorchRec's model on the samples of the same steps; one rank of ``group``, or alone."""
+    if group is None:
+        with one_rank(options.device) as alone:
+            return train_peer(options, config, alone)
     schema, model = config.data.schema(), config.model.grm()
     reader = BatchReader(
         ParquetFolder(Path(config.data.train), schema),
         global_batch=config.data.global_batch or 1,
         num_streams=config.data.num_streams,
+        rank=group.rank(),
+        num_ranks=group.size(),
     )
     batches = [PeerBatch.of(step.batches[0]) for step in reader]
     attention = reference_attention
@@ -287,31 +350,34 @@ def _train_peer(options: argparse.Namespace, config: TrainingConfig) -> _Rounds:
             longest=model.max_length,
         )
     seconds, rates = [], []
-    with one_rank(options.device) as group:
-        peer = TorchRecPeer(
-            model,
-            slots={"item": options.slots, "shop": options.slots, "action": 64},
-            num_labels=len(config.data.labels),
-            attention=attention,
-            has_dedup=False,  # On one GPU it only costs time.
-            group=group,
-            device=torch.device(options.device),
-        )
-        steps = peer.steps(iter(batches))
-        for number, of_round in enumerate(_chunks(batches, options.steps)):
-            begin = time.perf_counter()
-            for _ in islice(steps, len(of_round)):
-                pass
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            elapsed = time.perf_counter() - begin
-            print(f"torchrec, round {number}: {elapsed / len(of_round):.4f} s a step", file=sys.stderr, flush=True)
-            if number >= 2:
-                seconds.append(elapsed / len(of_round))
-                rates.append(sum(each.num_tokens for each in of_round) / elapsed)
-        steps.close()
-        del peer, steps
-    return _Rounds(seconds, rates)
+    is_cuda = options.device == "cuda"
+    peer = TorchRecPeer(
+        model,
+        slots={"item": options.slots, "shop": options.slots, "action": 64},
+        num_labels=len(config.data.labels),
+        attention=attention,
+        has_dedup=is_cuda and group.size() > 1,  # On one GPU it only costs time.
+        group=group,
+        device=torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu"),
+    )
+    steps = peer.steps(iter(batches))
+    for number, of_round in enumerate(_chunks(batches, options.steps)):
+        begin = time.perf_counter()
+        for _ in islice(steps, len(of_round)):
+            pass
+        if is_cuda:
+            torch.cuda.synchronize()
+        elapsed = time.perf_counter() - begin
+        tokens = torch.tensor(sum(each.num_tokens for each in of_round))
+        if group.size() > 1:
+            dist.all_reduce(tokens)  # In the default group, which is one of Gloo.
+        print(f"torchrec, round {number}: {elapsed / len(of_round):.4f} s a step", file=sys.stderr, flush=True)
+        if number >= 2:
+            seconds.append(elapsed / len(of_round))
+            rates.append(tokens.item() / elapsed)
+    steps.close()
+    del peer, steps
+    return Rounds(seconds, rates, peak_bytes=_peak_bytes(options))
 
 
 def _chunks(batches: Sequence[PeerBatch], size: int) -> Iterator[Sequence[PeerBatch]]:
@@ -319,7 +385,7 @@ def _chunks(batches: Sequence[PeerBatch], size: int) -> Iterator[Sequence[PeerBa
         yield batches[begin : begin + size]
 
 
-def _make_point(options: argparse.Namespace, params: dict[str, Any], system: str, rounds: _Rounds) -> Point:
+def _make_point(options: argparse.Namespace, params: dict[str, Any], system: str, rounds: Rounds) -> Point:
     quantiles = np.quantile(rounds.seconds, (0.05, 0.5, 0.95))
     is_cuda = options.device == "cuda"
     return Point(
@@ -328,7 +394,7 @@ def _make_point(options: argparse.Namespace, params: dict[str, Any], system: str
         rate=statistics.median(rounds.tokens_per_s), unit="tokens/s",
         extra={
             **rounds.extra,
-            "peak_bytes": torch.cuda.max_memory_allocated() if is_cuda else 0,
+            "peak_bytes": rounds.peak_bytes,
             "device": torch.cuda.get_device_name() if is_cuda else "cpu",
         },
     )  # fmt: skip
@@ -339,6 +405,7 @@ def format_points(points: Sequence[Point]) -> str:
     rows = [
         (
             "{shape}, {batch} samples".format(**point.params),
+            str(point.params["ranks"]),
             point.system,
             format_time(point.median_s),
             f"{(point.rate or 0) / 1e3:,.0f}",
@@ -348,7 +415,18 @@ def format_points(points: Sequence[Point]) -> str:
         )
         for point in points
     ]  # fmt: skip
-    columns = ("model", "system", "a step", "thousand tokens/s", "ratio", "TFLOP/s", "MFU", "input wait", "peak memory")
+    columns = (
+        "model",
+        "ranks",
+        "system",
+        "a step",
+        "thousand tokens/s",
+        "ratio",
+        "TFLOP/s",
+        "MFU",
+        "input wait",
+        "peak memory",
+    )
     return format_table(columns, rows)
 
 

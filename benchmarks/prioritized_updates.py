@@ -9,7 +9,8 @@ at once (``HashTableCollection.read_ahead()``). ``torchrec`` is an ``EmbeddingCo
 exchange disturbs.
 
 *Exposed* is the time in which exchanges run on a GPU and nothing else does, from a trace of some steps. On CPUs, and as
-``waited`` on GPUs, it is the time that the caller, or its stream, waits for exchanges.
+``waited`` on GPUs, it is the time that the caller, or its stream, waits for exchanges. Both are those of the rank with
+the least: a faster rank also waits for the compute of a slower one.
 """
 
 from __future__ import annotations

@@ -71,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--longest", type=whole_number(16), help="clip lengths (default: by the law)")
     parser.add_argument("--planners", nargs="+", choices=_PLANNERS, default=list(_PLANNERS), metavar="PLANNER")
     parser.add_argument("--replay", action="store_true", help="run the batch of each rank")
+    parser.add_argument(
+        "--warmups", type=int, default=1, help="passes of a batch that are not timed (default: %(default)s)"
+    )
     parser.add_argument("--shape", choices=("tiny", "grm_4g", "grm_110g"), default="tiny", help="model to replay")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu", help="(default: %(default)s)")
     return measure_and_report(
@@ -152,7 +155,7 @@ def _passes(options: argparse.Namespace, longest: int) -> TrialPasses:
         _SCHEMA,
         device=device,
         autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"),
-        warmups=1,
+        warmups=options.warmups,
         rounds=options.rounds,
     )
 

@@ -220,6 +220,7 @@ def _measure(settings: Settings, name: str, system: Any, device: torch.device) -
         waited_s = system.tables.waited_s() / settings.rounds
         system.tables.time_waits(False)
     exposed_s = _exposed(system.step, device) if device.type == "cuda" else waited_s
+    exposed_s, waited_s = _least(exposed_s), _least(waited_s)
     share = None
     if name == "headway_prioritized":
         traffic = system.tables.statistics()["traffic"]
@@ -241,6 +242,15 @@ def _measure(settings: Settings, name: str, system: Any, device: torch.device) -
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         },
     )  # fmt: skip
+
+
+def _least(seconds: float | None) -> float | None:
+    """Returns the least of all ranks. What a faster rank waits beyond it is for the compute of a slower one."""
+    if seconds is None:
+        return None
+    least = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return least.item()
 
 
 def _exposed(step: Step, device: torch.device) -> float:

@@ -133,6 +133,28 @@ def test_sequence_balance_plans_and_replays(tmp_path: Path) -> None:
             assert point["planned_idle"] <= unbalanced["planned_idle"] and point["ratio"] > 0
 
 
+def test_prioritized_updates_compares_both_schedules(tmp_path: Path) -> None:
+    small = ("--batch", "256", "--dim", "8", "--ids", "500", "--hidden", "16", "--layers", "1", "--warm-up", "1")
+    options = ("--device", "cpu", "--backend", "headway", "--ranks", "2", "--rounds", "3", *small)
+    plain, prioritized = run_benchmark("prioritized_updates", tmp_path, *options, plots=False)
+    assert (plain["system"], prioritized["system"]) == ("headway_plain", "headway_prioritized")
+    assert plain["collision_share"] is None and 0 < prioritized["collision_share"] < 1
+    assert all(0 < point["exposed_s"] < point["median_s"] for point in (plain, prioritized))
+
+
+def test_grm_training_compares_systems_on_one_rank_and_two(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    small = ("--batch", "2", "--mean", "20", "--longest", "40", "--ids", "500", "--slots", "4096", "--balance", "none")
+    options = ("--device", "cpu", "--shapes", "grm_4g", "--ranks", "1", "2", "--steps", "1", "--rounds", "1", *small)
+    points = run_benchmark("grm_training", tmp_path, *options, "--torchrec", plots=False)
+    assert [(point["params"]["ranks"], point["system"]) for point in points] == [
+        (1, "headway"), (1, "torchrec"), (2, "headway"), (2, "torchrec")
+    ]  # fmt: skip
+    assert all(point["rate"] > 0 for point in points)
+    assert all(point["ratio"] > 0 for point in points if point["system"] == "headway")
+    assert points[2]["params"]["prioritized"] and points[2]["collision_share"] is not None
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]

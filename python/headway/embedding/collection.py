@@ -399,7 +399,7 @@ class HashTableCollection(ShardedTables):
         self._lookup.time_waits(is_enabled)
 
     def waited_s(self) -> float:
-        """Returns the seconds of waits since ``time_waits()``: of the calling threads on the CPU, of streams on CUDA."""
+        """Returns the seconds of waits since ``time_waits()``: of calling threads on the CPU, of streams on CUDA."""
         return self._lookup.waited_s()
 
     def extra_repr(self) -> str:

@@ -37,7 +37,8 @@ class Progress:
         tokens_per_s: events and contextual tokens of all ranks.
         input_wait: fraction of the time, 0 to 1, that rank 0 waited for data.
         idle: fraction of the time that ranks waited for other ranks, their mean; None on CUDA.
-        exchange_wait: the part of ``idle`` in exchanges of tables; None on CUDA and over other backends than headway.
+        exchange_wait: the part of ``idle`` in exchanges of tables. On CUDA the part of the time that streams waited for
+            them; None on CPUs over other backends than headway.
         slowest_rank: the one that waited least for others; None with one rank, and on CUDA.
         rows: of all tables and ranks.
         evictions: rows evicted since the training began or was resumed.
@@ -188,10 +189,16 @@ def balance_of(
     } | measured
 
 
-def exchange_seconds(group: dist.ProcessGroup | None) -> float:
-    """Returns how long this process has waited in exchanges of a group; NaN over another backend than headway."""
+def exchange_seconds(group: dist.ProcessGroup | None, tables: Sequence[HashTableCollection] = ()) -> float:
+    """Returns how long this process has waited in exchanges.
+
+    For tables on CUDA it is the time that streams have waited in theirs, since ``time_waits()``, and the host waits for
+    the device. Otherwise it is the time in all exchanges of the group; NaN over another backend than headway.
+    """
     if group is None or group.size() == 1:
         return 0.0
+    if any(collection.device.type == "cuda" for collection in tables):
+        return sum(collection.waited_s() for collection in tables)
     try:
         return float(sum(peer["wait_s"] for peer in headway.stats(group)["peers"].values()))
     except (ValueError, TypeError, RuntimeError):
@@ -208,7 +215,7 @@ def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dis
         evictions=sum(each["evicted"] for each in of_tables),
         truncated=window.truncated,
         input_wait=window.input_s / seconds,
-        exchange_wait=(exchange_seconds(group) - window.begin_exchange_s) / seconds,
+        exchange_wait=(exchange_seconds(group, tables) - window.begin_exchange_s) / seconds,
         reduction_wait=window.reduction_s / seconds,
         keys_ahead=sum(each["traffic"]["keys_ahead"] for each in statistics),
         collisions=sum(each["traffic"]["collisions"] for each in statistics),
@@ -227,10 +234,10 @@ def gather(own: RankFigures, group: dist.ProcessGroup | None, device: torch.devi
 
 def waits(of_ranks: Sequence[RankFigures], device: torch.device) -> dict[str, Any]:
     """Returns ``idle``, ``exchange_wait`` and ``slowest_rank`` of a ``Progress``."""
-    if device.type == "cuda":
-        return {"idle": None, "exchange_wait": None, "slowest_rank": None}
     exchanges = [each.exchange_wait for each in of_ranks]
     known = not any(math.isnan(each) for each in exchanges)
+    if device.type == "cuda":
+        return {"idle": None, "exchange_wait": sum(exchanges) / len(exchanges) if known else None, "slowest_rank": None}
     idle = [each.reduction_wait + (each.exchange_wait if known else 0.0) for each in of_ranks]
     return {
         "idle": sum(idle) / len(idle),

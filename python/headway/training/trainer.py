@@ -161,6 +161,9 @@ class Trainer:
         if trace is not None and self.out is None:
             raise ConfigError("a trace needs a folder: give out")
         self._is_prioritized = self._can_prioritize()
+        if self.device.type == "cuda" and self.num_ranks > 1:
+            for collection in self.tables:
+                collection.time_waits()
         self._traced_steps = trace
         if config.run.tensorboard:
             TensorBoard.expect_installed()
@@ -480,7 +483,7 @@ class Trainer:
     # Reports
 
     def _window(self) -> Window:
-        return Window(begin_exchange_s=exchange_seconds(self.group), begin_busy_s=self._ranks_busy_s())
+        return Window(begin_exchange_s=exchange_seconds(self.group, self.tables), begin_busy_s=self._ranks_busy_s())
 
     def _ranks_busy_s(self) -> list[float]:
         """Returns the seconds that each rank has computed; empty if samples do not move, and on CUDA."""
