@@ -35,8 +35,8 @@ class HSTULayer(nn.Module):
 
     With "none" the norms save 4 more numbers per token. Dropout saves one byte for each of the G elements. The input,
     E, is the output of the previous layer, so with "all" a stack saves nothing else. Under autocast all saved tensors
-    except the input have its dtype, and so have copies of the weights, which are kept too. With "none" and the reference attention the whole layer is plain PyTorch: gradients
-    have gradients, and more is saved.
+    except the input have its dtype, and so have copies of the weights, which are kept too. With "none" and the
+    reference attention the whole layer is plain PyTorch: gradients have gradients, and more is saved.
     """
 
     def __init__(self, config: HSTUConfig, index: int = 0) -> None:
