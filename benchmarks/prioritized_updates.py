@@ -3,8 +3,8 @@
 
 Each rank looks up ids with a Zipf popularity in one table that all ranks share, and runs dense layers over the
 embeddings, forward and backward. In all systems the keys of the next step travel while the present one computes.
-``headway_plain`` reads rows after the update. ``headway_prioritized`` reads those that the present step does not update
-at once (``HashTableCollection.read_ahead()``). ``torchrec`` is an ``EmbeddingCollection``, row-wise sharded, in
+``headway_plain`` reads rows after the update. ``headway_prioritized`` reads those that the present step leaves as they
+are before it (``HashTableCollection.read_ahead()``). ``torchrec`` is an ``EmbeddingCollection``, row-wise sharded, in
 ``TrainPipelineSparseDist``; its table has a row for every id. Dense gradients are not added over ranks, so no other
 exchange disturbs.
 
@@ -39,14 +39,14 @@ def main(argv: Sequence[str]) -> int:
     for name, default, text in (
         ("--batch", 262_144, "ids of a rank and step, a multiple of 4"),
         ("--dim", 256, "columns of an embedding"),
-        ("--ids", 50_000_000, "that may come"),
+        ("--ids", 50_000_000, "distinct ids that may come"),
         ("--hidden", 4096, "columns between the two products of a layer; four ids are a token of 4 * dim columns"),
-        ("--layers", 18, "of two products each"),
+        ("--layers", 18, "dense layers of two products each"),
         ("--warm-up", 5, "steps before those that are timed"),
         ("--time-limit", 300, "seconds of a run"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
-    parser.add_argument("--exponent", type=float, default=1.05, help="of ids' popularity (default: %(default)s)")
+    parser.add_argument("--exponent", type=float, default=1.05, help="of the Zipf law of ids (default: %(default)s)")
     parser.add_argument(
         "--systems", choices=(PLAIN, PRIORITIZED, TORCHREC), nargs="+", default=[PLAIN, PRIORITIZED],
         help="(default: both of Headway)",
@@ -86,14 +86,15 @@ def format_points(points: Sequence[Point]) -> str:
         plain = by_system.get(PLAIN)
         for name, point in by_system.items():
             exposed = point.extra["exposed_s"]
-            ratio = None if plain is None or plain.extra["exposed_s"] == 0 else exposed / plain.extra["exposed_s"]
+            is_known = plain is not None and exposed is not None and plain.extra["exposed_s"]
+            ratio = exposed / plain.extra["exposed_s"] if plain is not None and is_known else None
             share = point.extra["collision_share"]
             rows.append(
                 (
                     str(num_ranks),
                     name,
                     format_time(point.median_s),
-                    format_time(exposed),
+                    "" if exposed is None else format_time(exposed),
                     format_ratio(ratio, None, None),
                     format_time(point.extra["waited_s"]) if point.extra["waited_s"] is not None else "",
                     "" if share is None else f"{100 * share:.0f}%",

@@ -53,7 +53,7 @@ class Settings:
 
 
 class Dense(nn.Module):
-    """Layers of two products with a residual, over tokens of four embeddings; returns a loss."""
+    """Layers of two linear maps with a residual; four embeddings side by side are a token. Returns a loss."""
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         super().__init__()
@@ -73,7 +73,6 @@ class Dense(nn.Module):
         return loss
 
 
-#: Trains a step.
 Step = Callable[[], None]
 
 
@@ -124,7 +123,7 @@ class Headway:
 class TorchRec:
     """An EmbeddingCollection, row-wise sharded, in TrainPipelineSparseDist."""
 
-    tables = None
+    tables = None  #: It measures no waits.
 
     def __init__(self, settings: Settings, batches: Iterator[torch.Tensor], group: Any) -> None:
         from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
@@ -254,7 +253,10 @@ def _least(seconds: float | None) -> float | None:
 
 
 def _exposed(step: Step, device: torch.device) -> float:
-    """Returns the seconds of a step in which exchanges run on this device and nothing else does, from a trace."""
+    """Returns the seconds of a step in which exchanges run on this device and nothing else does, from a trace.
+
+    Exchanges are kernels of NCCL and copies between devices, as those of Headway.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     step()
     _synchronize(device)

@@ -90,14 +90,14 @@ struct KeySplit {
   std::vector<std::size_t> num_shared{}, num_others{};  ///< (ranks) They add up to the positions in the lists.
 };
 
-/// The same for the keys that this rank has received as an owner (V), and for those that it has sent (U).
+/// How the keys that this rank has received as an owner (V), and those that it has sent (U), are split.
 struct SharedKeys {
   Block<float> marks{};  ///< (V) 1: shared; 0: not.
   KeySplit received{}, sent{};
 };
 
-/// State of a lookup in one merged table. begin() sets the first group of fields, look_up() the second, and
-/// read_ahead() the third.
+/// State of a lookup in one merged table. begin() sets the first group of fields (start_keys()
+/// `sent`), look_up() the second, and read_ahead() the third.
 struct ShardedTable::TableLookup {
   Inputs inputs;
   UniqueBlocks unique;              ///< (U) With several ranks sorted by owner.
@@ -113,14 +113,14 @@ struct ShardedTable::TableLookup {
   Block<float> embeddings{};       ///< (U, dim), unless in_rows and not kept for weight_gradients().
 
   ReceivedKeys keys{};       ///< (V) Kept for read_ahead().
-  bool is_in_parts = false;  ///< Rows were looked up in two parts, so `owned` and `rows` are empty at first.
-  SharedKeys before{};       ///< Keys of the step before, which are read late.
-  SharedKeys after{};        ///< Keys of the step after, which are updated first.
+  bool is_in_parts = false;  ///< `rows` is empty: the keys were not looked up together, and are found when needed.
+  SharedKeys before{};       ///< Keys that the step before also has are read late.
+  SharedKeys after{};        ///< Keys that the step after also has are updated first.
 
   [[nodiscard]] UniqueBlocks const& found() const { return in_rows ? unique : owned; }
 };
 
-/// Stages of a batch, in their order.
+/// Stages of a batch, in their order. A batch goes through kLookedUp and kEmbeddingsSent, or else through kReadAhead.
 enum class LookupStage : std::uint8_t { kBegun, kKeysSent, kLookedUp, kEmbeddingsSent, kReadAhead, kFinished, kFailed };
 
 struct ShardedTable::Batch::State {
@@ -131,7 +131,7 @@ struct ShardedTable::Batch::State {
   std::unique_ptr<KeyExchange> keys{};        ///< On their way until look_up(); none with one rank.
   std::unique_ptr<RowExchange> embeddings{};  ///< On their way until finish(); none with one rank.
   /// Keys without a row since a table is full: (merged tables) of this rank from look_up() on, (ranks, merged tables)
-  /// after finish().
+  /// after finish(). After read_ahead() there are two numbers for each, of early and of late keys.
   Block<float> refused{};
   std::unique_ptr<Gradients> gradients{};  ///< On their way until finish_gradients().
   ShardedTable const* owner = nullptr;
@@ -180,9 +180,9 @@ struct ShardedTable::Gradients {
   // With read_ahead(): `of_tables` are the gradients of keys that the next step needs. (merged tables), or empty.
   std::vector<TableLookup> first_keys{}, later_keys{};  ///< The keys of `of_tables` and `later`, at their owner.
   std::vector<TableGradient> later{};                   ///< Gradients of the other keys.
-  std::vector<Block<float>> later_rows{};               ///< (U of these keys, dim) Not sent yet; none: at their owner.
-  bool is_complete = false;                             ///< All is applied at once, and `later` with `of_tables`.
-  Block<float> flags{};                                 ///< (ranks, merged tables) 1: the rank has gradients.
+  std::vector<Block<float>> later_rows{};               ///< (U of these keys, dim) To be sent; empty once they are.
+  bool is_complete = false;  ///< No longer in two parts: `later` is applied with `of_tables`.
+  Block<float> flags{};      ///< (ranks, merged tables) 1: the rank has gradients.
 };
 
 /// Batches that are read ahead of the update of those before. prioritized_updates.cpp explains it.

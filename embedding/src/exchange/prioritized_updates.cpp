@@ -4,9 +4,12 @@
 //
 // Idea: a row may be read for step t + 1 once every update of steps before has reached it. When the keys of t + 1 reach
 // their owner, only the rows that step t will update have to wait. All others are read and sent at once (read_ahead()).
-// After the backward pass of t, gradients of the rows that t + 1 waits for go first. They are applied, and these rows
-// are sent (apply_gradients()). The other gradients of t travel while t + 1 computes, and are applied before anything
-// is read for t + 2 (drain()).
+// After the backward pass of t, gradients of the rows that t + 1 waits for are sent before the others. They are
+// applied, and these rows are sent (apply_gradients()). The other gradients of t travel while t + 1 computes, and are
+// applied before anything is read for t + 2 (drain()).
+//
+// A key is shared, or a collision, if both steps have it. `before` splits the keys of t + 1: shared ones are read late,
+// others early. `after` splits those of t: gradients of shared ones are first, those of others later.
 //
 // Example: 2 ranks, one of which owns the keys 5, 6 and 7. Step t has the keys 5 and 6 on both ranks, and t + 1 has 6
 // and 7. read_ahead() reads 7, and tells both ranks that 6 is shared. apply_gradients() gets the gradients of 6,
@@ -15,14 +18,14 @@
 //   rank          forward t      backward t           update t            forward t + 1     ...  read_ahead(t + 2)
 //   exchanges     7, marks -->                6 (gradients) -> 6 (rows) ->  5 (gradients) -->    drain: 5 is updated
 //
-// Invariants: bits are those of lookups after the update. A key is shared if both steps have it, with or without a row,
-//   on any rank. So a shared key is counted, promoted to float32, or given a row after the update, as it would be
-//   without this. Every other key is in one of the steps alone, so the order of its lookup and its update is the same.
-//   A row takes one update in a step, with the step's number and rate: parts of a step have no key in common.
-//   begin_step() of t + 1 comes before read_ahead(). Rows of t are in use then, so it evicts none of them.
-// Complexity: 3 all-to-alls instead of 2 after the keys: rows read early with marks, rows read late, and gradients in
-//   two parts. Memory and time are O(keys of both steps). Rows that are read early travel with room for the shared
-//   ones, so both ranks know the size of the message.
+// Invariants: results have the bits of lookups after the update. A key is shared whether or not it has a row, and
+//   whichever ranks have it. So a shared key is counted, promoted to float32, or given a row after the update, as it
+//   would be without this. Every other key is in one of the steps alone, so the order of its lookup and its update is
+//   the same. A row takes one update in a step, with the step's number and rate: parts of a step have no key in common.
+//   begin_step() of t + 1 comes before read_ahead(). Rows of t are in use then, so begin_step() evicts none of them.
+// Complexity: 4 all-to-alls instead of 2 after the keys: early rows with marks, first gradients, late rows, and later
+//   gradients. Memory and time are O(keys of both steps). The message with early rows has zeros for shared ones, so
+//   both ranks know its size.
 // Source: FreeScale (MLSys 2026), prioritized embedding updates.
 //
 // In shapes, U is the number of unique keys that a rank has sent, V of those that it has received as an owner, and W of
@@ -71,13 +74,12 @@ void ShardedTable::read_ahead(std::span<Batch* const> next, std::span<Batch* con
   ExchangeScope scope(is_broken_, is_alone());
   for (auto* const batch : next) {
     auto& state = *batch->state_;
-    auto const before = std::exchange(state.stage, LookupStage::kFailed);  // It stays so after an exception.
+    auto const before = std::exchange(state.stage, LookupStage::kFailed);  // Left so if something throws.
     if (before == LookupStage::kBegun) take_sizes(*batch);
     receive_keys(*batch);
-    steps_in_use_->remove(
-        std::exchange(state.step, step_));  // Its rows are looked up in the present step of the tables.
+    steps_in_use_->remove(std::exchange(state.step, step_));  // The tables are in step t + 1 now.
     steps_in_use_->add(step_);
-    if (state.options.counts_refused) {  // Numbers of keys that are read early, and late.
+    if (state.options.counts_refused) {  // Keys without a row as their table is full: early, then late ones.
       state.refused = options_.device->block<float>(2 * tables_.size());
       options_.device->clear(std::as_writable_bytes(state.refused.span));
     }
@@ -125,7 +127,8 @@ void ShardedTable::mark_shared(std::size_t merged, Ahead const& ahead) {
   std::size_t num_present = 0, num_keys = 0;
   for (auto const& state : ahead.present) {
     auto& lookup = state->lookups[merged];
-    if (!lookup.is_in_parts) {  // Its keys were not kept. Their counts are those of the owner, and are not used again.
+    if (!lookup.is_in_parts) {  // Its keys were not kept. They follow from `owned`, except their counts, which are not
+                                // used.
       lookup.keys = received_keys(device, lookup.received);
       device.select_keys(lookup.owned.keys(), lookup.owned.inverse_indices.span,
                          {lookup.keys.ids.data(), lookup.keys.tables.data(), lookup.keys.counts.data()});
@@ -248,7 +251,8 @@ void ShardedTable::take_early() {
   }
 }
 
-// A message ends with the numbers of keys that this rank has refused, early and late, one for each merged table.
+// A message ends with the numbers of keys that got no row on this rank as a table is full: of early and of late ones,
+// for each merged table.
 void ShardedTable::read_late() {
   auto& ahead = *ahead_;
   take_early();
@@ -352,7 +356,7 @@ void ShardedTable::split_received(Gradients& gradients) {
       device.wait_for(whole.added);
       if (whole.sums) {
         std::size_t const num_rows = lookup.owned.num_rows();
-        auto const marks = device.block<float>(num_rows);  // A mark for each unique key; -1 behind the known ones.
+        auto const marks = device.block<float>(num_rows);  // A mark for each unique key; -1 in slots that have none.
         device.fill(marks.span, -1);
         device.reduce(lookup.owned, {}, 1, lookup.after.marks.span, marks.span);
         auto const by_key = split(marks, std::span(&num_rows, 1));

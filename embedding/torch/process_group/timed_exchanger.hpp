@@ -19,10 +19,9 @@ class WaitTimer {
  public:
   explicit WaitTimer(at::Device device) : device_(device) {}
 
-  /// Measures waits from now on, or no longer. Begins at 0.
+  /// Turns measuring on or off, and sets the time to 0.
   void enable(bool is_enabled);
   [[nodiscard]] bool is_enabled() const;
-  /// Calls `wait`, and measures it if that is enabled.
   void measure(Exchanger::Exchange& exchange);
   /// Seconds so far. Waits for the device.
   [[nodiscard]] double seconds();
@@ -35,7 +34,7 @@ class WaitTimer {
   std::vector<std::pair<c10::Event, c10::Event>> events_;  ///< Before and after each wait of a stream.
 };
 
-/// An exchanger whose waits are measured. Everything else is that of `below`.
+/// An exchanger whose calls of Exchange::wait() are measured. Everything else is that of `below`.
 class TimedExchanger final : public Exchanger {
  public:
   TimedExchanger(std::unique_ptr<Exchanger> below, std::shared_ptr<WaitTimer> timer)

@@ -9,12 +9,14 @@ in order.
 Example: a loop over batches, of which the lookup of the next one has begun::
 
     pending = tables.begin(first)
-    for features in others:
+    for features in [*others, None]:
         out = model(tables(pending))
-        pending = tables.begin(features)  # Keys travel.
-        tables.read_ahead([pending])  # Rows that this step does not update travel.
+        if features is not None:
+            pending = tables.begin(features)  # Keys travel.
+            tables.read_ahead([pending])  # Rows that this step does not update travel.
         loss(out).backward()
         tables.optimizer.step()  # Updates the rows that `pending` needs, and sends them.
+    tables.drain()
 
 Invariants: losses and rows have the bits of a loop without ``read_ahead()``. All ranks make the same calls.
 Source: FreeScale (MLSys 2026), prioritized embedding updates.
@@ -28,7 +30,7 @@ from headway._embedding import LookupBatch, TableLookup
 
 
 class PrioritizedUpdates:
-    """The present step of a collection.
+    """Knows which batches belong to the present step of a collection, and which to the next one.
 
     Args:
         lookup: lookups of the collection.
@@ -36,7 +38,7 @@ class PrioritizedUpdates:
 
     def __init__(self, lookup: TableLookup) -> None:
         self._lookup = lookup
-        self._begun: list[LookupBatch] = []  #: Batches whose keys may wait for the sizes of messages.
+        self._begun: list[LookupBatch] = []  #: The last one, whose keys may wait for the sizes of messages.
         self._present: list[LookupBatch] = []  #: Batches that the present step has looked up.
         self._next: list[LookupBatch] = []  #: Batches that were read ahead in the present step.
 
@@ -49,7 +51,7 @@ class PrioritizedUpdates:
     def add(self, batch: LookupBatch) -> None:
         """Notes a batch that the present step has looked up."""
         self._begun = [each for each in self._begun if each is not batch]
-        if any(batch is each for each in self._next):  # The step before was skipped.
+        if any(batch is each for each in self._next):  # The step before ended without an update.
             self.end_step()
         self._present.append(batch)
 
@@ -61,7 +63,7 @@ class PrioritizedUpdates:
         self._lookup.read_ahead(self._next, self._present, step=step, oldest_in_use=oldest_in_use)
 
     def end_step(self) -> bool:
-        """Forgets the batches of the step, after its update. Returns whether the next step has begun."""
-        is_begun = bool(self._next)
+        """Forgets the batches of the step, after its update. Returns whether it has read ahead."""
+        has_read_ahead = bool(self._next)
         self._present, self._next = [], []
-        return is_begun
+        return has_read_ahead

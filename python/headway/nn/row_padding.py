@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of rows that recur from batch to batch.
 
-On a GPU the library of matrix products chooses a kernel for each shape that it has not seen. This takes the host 0.15
-to 0.2 ms (H100, cuBLAS 13), longer than a small product takes the device. Jagged batches have another number of tokens
+On a GPU cuBLAS chooses a kernel for each shape of a product that it has not seen. This takes the host 0.15 to 0.2 ms
+(H100, cuBLAS 13), longer than a small product takes the device. Jagged batches have another number of tokens
 in each step, so it happens for each product. Rounded up, numbers of rows recur, and the choice is found in the cache
-of the library.
+of cuBLAS.
 
-Example: 8,100 tokens become 8,192, as do all numbers from 7,937 on.
+Example: all numbers of tokens from 7,937 to 8,192 become 8,192.
 
-Invariant: fewer than 512 rows are added, and at most 1 for 16, or 63.
+Invariant: fewer than 512 rows are added, and less than a sixteenth, or at most 63.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LEAST, _MOST = 64, 512  #: Multiples to which numbers are rounded.
+_LEAST, _MOST = 64, 512  #: Smallest and largest multiple to which numbers are rounded up.
 
 
 def padded_rows(num_rows: int, device: torch.device) -> int:

@@ -14,7 +14,7 @@ class HostSum:
     On CUDA the sum and its copy are enqueued on the current stream. Work that is enqueued later does not delay them.
 
     Args:
-        values: numbers of this rank, (N,), which the sum replaces with several ranks.
+        values: numbers of this rank, (N,), overwritten by the sums if there is a group.
         group: the ranks; None: this one alone.
     """
 
@@ -24,7 +24,7 @@ class HostSum:
             self._work = dist.all_reduce(values, group=group, async_op=True)
         if values.is_cuda:
             if self._work is not None:
-                self._work.wait()  # The stream waits, and the host does not.
+                self._work.wait()  # With NCCL and Headway the stream waits, and not the host.
                 self._work = None
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Pipeline``: the next steps of a training are prepared while the present one computes.
 
-Each step passes four stages, or five::
+Each step passes four stages, or five. Those before ``compute`` run while earlier steps compute::
 
     read       the reader's threads decode samples, for GPUs into pinned memory
     copy       host to device, on a stream of its own
@@ -61,7 +61,7 @@ class PreparedStep:
 
 @dataclass
 class Waits:
-    """Seconds that the caller's thread has waited for the reader, and for other ranks."""
+    """Seconds that the caller's thread has waited for the reader, and for other ranks, also in ``read_ahead``."""
 
     for_input_s: float = 0.0
     for_ranks_s: float = 0.0
@@ -131,7 +131,8 @@ class Pipeline:
         """Starts steps until ``depth`` are in flight.
 
         Args:
-            reads_ahead: read rows of the next step, too. Not before a checkpoint, which would have them.
+            reads_ahead: read rows of the next step, too. Not in the step before a checkpoint, which would have lookups
+                of a step that has not begun.
         """
         while len(self._in_flight) < self._depth and not self._is_read:
             self._start_one()

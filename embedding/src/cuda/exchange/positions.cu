@@ -3,7 +3,7 @@
 // Lists of positions, and rows at them: kernels of prioritized updates (prioritized_updates.cpp).
 //
 // Idea: mark_shared notes for each unique key on which sides of a limit it has positions, and then marks its positions.
-// split lists positions by mark with cub::DeviceSelect, and counts them by segment.
+// split lists positions by mark with cub::DeviceSelect, and counts them by segment. Marks below 0 are in neither list.
 //
 // Example: unique keys 0 1 0 of positions 0 1 2, and the limit 1. Key 0 has positions on both sides, so the marks are
 // 1 0 1. split gives the positions 0 2, and 1; with segments of 1 and 2 positions, the counts are 1 1 and 0 1.
@@ -30,7 +30,7 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::uint32_t kBelow = 1, kFrom = 2;  ///< Notes: the key has positions below the limit, and from it on.
+constexpr std::uint32_t kBelow = 1, kFrom = 2;  ///< Notes: the key has positions below the limit, and at or above it.
 
 struct NoteSides {
   std::uint32_t const* inverse_indices;
@@ -112,6 +112,7 @@ struct SelectKeyAt {
 void mark_shared_async(std::span<std::uint32_t const> inverse_indices, std::size_t limit, float* marks,
                        cudaStream_t stream) {
   if (inverse_indices.empty()) return;
+  // The host does not know the number of unique keys, which is at most that of positions.
   DeviceBuffer<std::uint32_t> const notes(inverse_indices.size(), stream);
   base::check_cuda(cudaMemsetAsync(notes.data(), 0, inverse_indices.size_bytes(), stream), "cudaMemsetAsync");
   for_each_async(inverse_indices.size(),
