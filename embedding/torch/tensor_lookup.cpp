@@ -343,6 +343,7 @@ void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<Bat
     return result;
   };
   auto const of_next = batches_of(next), of_present = batches_of(present);
+  sharded_->expect_may_read_ahead(of_next, of_present);
   change([&] {
     sharded_->drain();
     for (auto const& each : tables_) each->shared_table()->begin_step(step, oldest_in_use);
@@ -354,6 +355,16 @@ void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<Bat
 void TensorLookup::drain() {
   std::lock_guard const lock(mutex_);
   if (sharded_->has_deferred()) change([&] { sharded_->drain(); });
+}
+
+void TensorLookup::forget_ahead() {
+  std::lock_guard const lock(mutex_);
+  sharded_->forget_ahead();
+}
+
+bool TensorLookup::has_ahead() const {
+  std::lock_guard const lock(mutex_);
+  return sharded_->has_ahead();
 }
 
 bool TensorLookup::has_deferred() const {
@@ -413,6 +424,7 @@ void TensorLookup::take_gradients(BatchPtr const& batch, std::vector<at::Tensor>
   for (std::size_t merged = 0; merged < marks.size(); ++merged) {
     if (!marks[merged].empty()) sent_[merged].push_back(tensor_of(marks[merged].span, marks[merged].owner, 1));
   }
+  record(finished_);
   pending_.push_back(batch);
   if (pending_.size() == kManyGradients) {
     TORCH_WARN("the gradients of ", kManyGradients,

@@ -118,6 +118,9 @@ class TensorLookup : public torch::CustomClassHolder {
   /// Applies the gradients that apply() has deferred. All ranks call it.
   void drain();
   [[nodiscard]] bool has_deferred() const;
+  /// Gives up batches that were read ahead and are not finished. All ranks call it.
+  void forget_ahead();
+  [[nodiscard]] bool has_ahead() const;
 
   /// Keys that got no row on any rank. Waits for the device.
   [[nodiscard]] std::uint64_t num_refused(BatchPtr const& batch) const;
@@ -205,7 +208,7 @@ class TensorLookup : public torch::CustomClassHolder {
   bool has_peers_;
   std::shared_ptr<WaitTimer> timer_;
   std::optional<c10::Stream> ahead_stream_;  ///< CUDA: of read_ahead().
-  std::optional<c10::Event> finished_;       ///< CUDA: point of the stream at which the last finish() was done.
+  std::optional<c10::Event> finished_;       ///< CUDA: point of the stream after the last finish() or backward pass.
   std::unique_ptr<ShardedTable> sharded_;
   std::shared_ptr<std::atomic<std::int64_t>> num_waiting_ = std::make_shared<std::atomic<std::int64_t>>(0);
   mutable std::mutex mutex_;  ///< Held during calls of `sharded_`. Its waits may take the GIL, so callers release that.

@@ -110,6 +110,9 @@ TEST_F(HostBatchDeviceTest, PositionsAreMarkedListedAndCountedBySegment) {
   EXPECT_EQ(chosen, (std::vector<float>{5, 6, 1, 2}));
   device_->scatter_rows(chosen, 2, positions, back);
   EXPECT_EQ(back, (std::vector<float>{1, 2, 0, 0, 5, 6}));
+  std::vector<float> absent(2);
+  device_->mark_absent(std::vector{RowId{4}, RowId::kNone}, absent);
+  EXPECT_EQ(absent, (std::vector<float>{0, 1}));
 }
 
 TEST_F(HostBatchDeviceTest, KeysWithoutARowWeighNothing) {

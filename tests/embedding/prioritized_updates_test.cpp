@@ -32,12 +32,14 @@ struct Training {
   std::uint32_t min_count = 1, hot_count = 0;
   std::size_t high_water = TableOptions::kUnlimited;
   std::uint32_t time_to_live = 0;
+  std::size_t max_rows = TableOptions::kUnlimited;
   bool scales = false;  ///< Halves all gradients before they are applied, which needs them at their owners.
 };
 
 /// A rank's outputs, and what it has stored.
 struct Trained {
   std::vector<Outputs> outputs;
+  std::vector<double> norms;
   Contents contents;
   Traffic traffic;
 };
@@ -48,6 +50,7 @@ std::vector<MergedTable> tables_of(Training const& training) {
     each.options.min_count = training.min_count;
     each.options.hot_count = training.hot_count;
     each.options.time_to_live = training.time_to_live;
+    each.options.max_rows = training.max_rows;
     if (training.high_water == TableOptions::kUnlimited) continue;
     each.options.eviction =
         each.options.dim == 3 ? EvictionPolicy::kLeastRecentlyUsed : EvictionPolicy::kLeastFrequentlyUsed;
@@ -107,7 +110,10 @@ Trained train(Training const& training, int rank, std::unique_ptr<Exchanger> exc
       }
       return_all(tables, *present[part], batch_of(rank, step, part));
     }
-    if (training.scales) tables.scale_gradients(0.5);
+    if (training.scales) {
+      trained.norms.push_back(tables.gradient_norm());
+      tables.scale_gradients(0.5);
+    }
     tables.apply_gradients(step + 1, {.rate = 0.1, .of_tables = {{kTags, step % 2 == 0 ? 0.1 : 0.05}}}, 3);
     if (!reads_ahead && step + 1 < kNumSteps) {
       tables.begin_step(step + 2);  // The batches of this step are still there, so their rows stay.
@@ -137,11 +143,17 @@ void expect_same_bits(Training const& training, int size,
     EXPECT_EQ(plain[rank].outputs, prioritized[rank].outputs) << "rank " << rank;
     EXPECT_EQ(plain[rank].contents, prioritized[rank].contents) << "rank " << rank;
     EXPECT_EQ(plain[rank].traffic.collisions, 0);
+    ASSERT_EQ(plain[rank].norms.size(), prioritized[rank].norms.size());
+    for (std::size_t i = 0; i < plain[rank].norms.size(); ++i) {  // Squares are added in another order.
+      EXPECT_NEAR(plain[rank].norms[i], prioritized[rank].norms[i], 1e-12 * plain[rank].norms[i]);
+    }
     num_ahead += prioritized[rank].traffic.keys_ahead;
     num_collisions += prioritized[rank].traffic.collisions;
   }
   EXPECT_GT(num_collisions, 0);
-  EXPECT_GT(num_ahead, 2 * num_collisions);
+  if (training.max_rows == TableOptions::kUnlimited) {  // Else keys without a row are read late, too.
+    EXPECT_GT(num_ahead, 2 * num_collisions);
+  }
 }
 
 class PrioritizedUpdatesTest : public testing::TestWithParam<kernels::OptimizerKind> {};
@@ -173,9 +185,48 @@ TEST(PrioritizedUpdates, AdmitEvictAndPromoteRowsAsThePlainScheduleDoes) {
   expect_same_bits({.micro_batches = 2, .min_count = 3, .hot_count = 5, .high_water = 50, .time_to_live = 9}, 4);
 }
 
+TEST(PrioritizedUpdates, GiveTheLastRowsOfATableToTheSameKeys) {
+  expect_same_bits({.max_rows = 40}, 2);
+  expect_same_bits({.micro_batches = 2, .min_count = 2, .max_rows = 30}, 3);
+  expect_same_bits({.high_water = 45, .max_rows = 50}, 2);
+  expect_same_bits({.micro_batches = 2, .min_count = 2, .hot_count = 4, .high_water = 58, .max_rows = 60}, 3);
+}
+
 TEST(PrioritizedUpdates, GradientsMayBeScaledBeforeTheyAreApplied) {
   expect_same_bits({.scales = true}, 2);
   expect_same_bits({.micro_batches = 2, .scales = true}, 3);
+}
+
+TEST(PrioritizedUpdates, RefuseWhatWouldReadStaleRowsAndMayBeGivenUp) {
+  run_ranks(2, [](int rank, std::unique_ptr<Exchanger> exchanger) {
+    ShardedTable tables(tables_of({}), std::move(exchanger));
+    tables.begin_step(1);
+    auto const own = batch_of(rank, 0, 0);
+    auto present = tables.begin(own.features()), other = tables.begin(own.features()),
+         next = tables.begin(own.features());
+    tables.finish(*present);
+    tables.finish(*other);
+    std::vector<ShardedTable::Batch*> const now{present.get()}, following{next.get()}, twice{next.get(), next.get()};
+    EXPECT_THROW(tables.read_ahead(twice, now), base::UsageError);
+    EXPECT_THROW(tables.read_ahead(now, following), base::UsageError) << "one is finished, the other is not";
+    return_all(tables, *other, own);
+    EXPECT_THROW(tables.read_ahead(following, now), base::UsageError) << "the other's gradients are pending";
+    tables.drop_gradients();
+    tables.begin_step(2);
+    tables.read_ahead(following, now);
+    EXPECT_TRUE(tables.has_ahead());
+    EXPECT_THROW(return_all(tables, *other, own), base::UsageError) << "its keys were not compared";
+    return_all(tables, *present, own);
+    EXPECT_THROW(tables.finish(*next), base::UsageError) << "gradients are not applied yet";
+    tables.drop_gradients();
+    tables.forget_ahead();
+    EXPECT_FALSE(tables.has_ahead());
+    EXPECT_THROW(tables.finish(*next), base::UsageError);
+    auto again = tables.begin(own.features());
+    tables.finish(*again);
+    return_all(tables, *again, own);
+    tables.apply_gradients(1, {.rate = 0.1});
+  });
 }
 
 }  // namespace

@@ -273,6 +273,11 @@ class HostBatchDevice final : public BatchDevice {
     for (std::size_t i = 0; i < inverse_indices.size(); ++i) sides[inverse_indices[i]] |= i < num_first ? 1 : 2;
     for (std::size_t i = 0; i < marks.size(); ++i) marks[i] = sides[inverse_indices[i]] == 3 ? 1 : 0;
   }
+  void mark_absent(std::span<RowId const> rows, std::span<float> marks) override {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] == RowId::kNone) marks[i] = 1;
+    }
+  }
   [[nodiscard]] SplitPositions split(std::span<float const> marks, std::span<std::size_t const> sizes) override {
     SplitPositions all{.marked = block<std::uint32_t>(marks.size()),
                        .others = block<std::uint32_t>(marks.size()),

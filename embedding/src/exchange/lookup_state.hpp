@@ -198,6 +198,7 @@ struct ShardedTable::Deferred {
   std::vector<TableStep> steps;                         ///< (merged tables)
   std::vector<std::unique_ptr<Gradients>> gradients{};  ///< Their `later` parts.
   std::unique_ptr<RowExchange> exchange{};
+  std::shared_ptr<void> done{};  ///< Point of the stream at which they were applied.
 };
 
 }  // namespace headway::embedding

@@ -20,8 +20,9 @@
 //
 // Invariants: results have the bits of lookups after the update. A key is shared whether or not it has a row, and
 //   whichever ranks have it. So a shared key is counted, promoted to float32, or given a row after the update, as it
-//   would be without this. Every other key is in one of the steps alone, so the order of its lookup and its update is
-//   the same. A row takes one update in a step, with the step's number and rate: parts of a step have no key in common.
+//   would be without this. If a table has a limit, keys without a row are read late, too, and inserted together
+//   (mark_shared()). Every other key is in one of the steps alone, so the order of its lookup and its update is the
+//   same. A row takes one update in a step, with the step's number and rate: parts of a step have no key in common.
 //   begin_step() of t + 1 comes before read_ahead(). Rows of t are in use then, so begin_step() evicts none of them.
 // Complexity: 4 all-to-alls instead of 2 after the keys: early rows with marks, first gradients, late rows, and later
 //   gradients. Memory and time are O(keys of both steps). The message with early rows has zeros for shared ones, so
@@ -35,6 +36,7 @@
 #include "headway/base/status.hpp"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace headway::embedding {
@@ -51,23 +53,45 @@ std::size_t num_positions(std::span<std::size_t const> sizes) {
 
 bool ShardedTable::is_reading_ahead() const { return ahead_ != nullptr && !ahead_->is_late_read; }
 
-void ShardedTable::read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) {
-  auto ahead = std::make_unique<Ahead>();
+void ShardedTable::expect_may_read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) const {
+  std::set<Batch::State const*> seen;
   for (auto* const batch : next) {
     expect_own(*batch);
     base::expects(batch->state_->stage < LookupStage::kLookedUp && batch->state_->options.mode == LookupMode::kInsert,
                   "read_ahead: a batch of the next step was looked up before, or inserts nothing");
-    ahead->next.push_back(batch->state_);
+    base::expects(seen.insert(batch->state_.get()).second, "read_ahead: a batch is given twice");
   }
   for (auto* const batch : present) {
     expect_own(*batch);
     base::expects(batch->state_->stage == LookupStage::kFinished, "read_ahead: a batch of this step is not finished");
-    ahead->present.push_back(batch->state_);
+    base::expects(seen.insert(batch->state_.get()).second, "read_ahead: a batch is given twice");
   }
-  base::expects(
-      ahead_ == nullptr ||
-          std::ranges::all_of(ahead_->next, [](auto const& each) { return each->stage == LookupStage::kFinished; }),
-      "read_ahead: batches that were read ahead before are not finished");
+  for (auto const& gradients : pending_) {
+    base::expects(seen.contains(gradients->batch.get()),
+                  "read_ahead: gradients of another batch than those of this step are pending");
+  }
+  base::expects(!has_ahead(), "read_ahead: batches that were read ahead before are not finished, nor forgotten");
+}
+
+bool ShardedTable::has_ahead() const {
+  return ahead_ != nullptr &&
+         std::ranges::any_of(ahead_->next, [](auto const& each) { return each->stage == LookupStage::kReadAhead; });
+}
+
+void ShardedTable::forget_ahead() {
+  if (ahead_ == nullptr) return;
+  follow_ahead();
+  for (auto const& state : ahead_->next) {
+    if (state->stage == LookupStage::kReadAhead) state->stage = LookupStage::kFailed;
+  }
+  ahead_ = nullptr;
+}
+
+void ShardedTable::read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) {
+  expect_may_read_ahead(next, present);
+  auto ahead = std::make_unique<Ahead>();
+  for (auto* const batch : next) ahead->next.push_back(batch->state_);
+  for (auto* const batch : present) ahead->present.push_back(batch->state_);
   ahead_ = nullptr;
   if (is_alone()) return;
   drain();
@@ -161,6 +185,16 @@ void ShardedTable::mark_shared(std::size_t merged, Ahead const& ahead) {
     auto& of_lookup = (i < ahead.present.size() ? lookups[i]->after : lookups[i]->before).marks;
     of_lookup = {.span = marks.span.subspan(first, size), .owner = marks.owner};
     first += size;
+  }
+  auto const& options = merged_[merged].options;
+  if (options.max_rows == TableOptions::kUnlimited) return;
+  // The order of insertions decides which keys get the last rows, so all are made together. An insertion that evicts
+  // takes rows that later batches have not looked up yet, so several batches are read late as a whole.
+  bool const keeps_order = options.eviction != EvictionPolicy::kNone && ahead.next.size() > 1;
+  for (auto const& state : ahead.next) {
+    auto const& lookup = state->lookups[merged];
+    if (keeps_order) device.fill(lookup.before.marks.span, 1);
+    if (!keeps_order) device.mark_absent(find(lookup.keys.keys(), merged).span, lookup.before.marks.span);
   }
 }
 
@@ -454,6 +488,7 @@ void ShardedTable::apply_deferred() {
   }
   if (options_.device->is_host()) return;
   for (auto const& each : deferred->gradients) each->batch->release_rows();
+  deferred->done = options_.device->record();
   applied_ = std::move(deferred);
 }
 

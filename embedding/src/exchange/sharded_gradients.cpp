@@ -109,13 +109,26 @@ void ShardedTable::start_gradients(Batch& batch, std::span<GradientRows const> g
     }
   }
   if (!is_alone()) {
-    auto const flags = options_.device->block<float>(are_there.size());
+    auto flags = options_.device->block<float>(are_there.size());
     options_.device->write(are_there, flags.span);
+    if (is_split) flags = joined(std::vector{flags, finite_marks(result->marks)});
     result->exchange = std::make_unique<RowExchange>(*options_.device, *exchanger_, rows, flags);
     traffic_.gradient_bytes += result->exchange->num_sent() * sizeof(float);
   }
   state.gradients = std::move(result);
   scope.succeed();
+}
+
+Block<float> ShardedTable::finite_marks(std::span<Block<float> const> marks) const {
+  auto result = options_.device->block<float>(marks.size());
+  options_.device->fill(result.span, 1);
+  std::vector<CopyPiece> pieces;
+  for (std::size_t merged = 0; merged < marks.size(); ++merged) {
+    if (marks[merged].empty()) continue;
+    pieces.push_back({.to = result.data() + merged, .from = marks[merged].data(), .num_bytes = sizeof(float)});
+  }
+  options_.device->copy(pieces);
+  return result;
 }
 
 Block<float> ShardedTable::reduce(TableLookup const& lookup, std::size_t merged, Block<float const> const& values,
@@ -154,23 +167,29 @@ std::vector<Block<float>> ShardedTable::finish_gradients(Batch& batch) {
     auto const exchange = std::exchange(result->exchange, nullptr);
     auto received = exchange->finish();
     auto const& flags = result->flags = exchange->flags();
+    // (ranks, stride) 1: the rank has gradients of the merged table. If they are split, the marks of all sums follow.
+    std::size_t const stride = result->later_keys.empty() ? tables_.size() : 2 * tables_.size();
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       auto& gradient = result->of_tables[merged];
       gradient.values = {.span = received[merged].span, .owner = received[merged].owner};
       if (!options_.device->is_host()) {
         gradient.is_there = true;
-        gradient.num_keys =
-            options_.device->count_if_any(gradient.lookup->found().keys(), flags.span, merged, tables_.size());
+        gradient.num_keys = options_.device->count_if_any(gradient.lookup->found().keys(), flags.span, merged, stride);
       } else {
-        for (std::size_t i = merged; i < flags.size(); i += tables_.size()) {
+        for (std::size_t i = merged; i < flags.size(); i += stride) {
           gradient.is_there = gradient.is_there || flags.span[i] != 0;
         }
       }
       if (result->later_keys.empty()) continue;
+      std::vector<Block<float>> of_ranks;  // Other ranks do not get the later part, so its marks are sent.
+      for (std::size_t i = tables_.size() + merged; i < flags.size(); i += stride) {
+        of_ranks.push_back({.span = flags.span.subspan(i, 1), .owner = flags.owner});
+      }
+      result->marks[merged] = joined(of_ranks);
       auto& later = result->later.emplace_back(TableGradient{
           .lookup = &result->later_keys[merged], .is_there = gradient.is_there, .was_read = gradient.was_read});
       if (options_.device->is_host()) continue;
-      later.num_keys = options_.device->count_if_any(later.lookup->found().keys(), flags.span, merged, tables_.size());
+      later.num_keys = options_.device->count_if_any(later.lookup->found().keys(), flags.span, merged, stride);
     }
   }
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -298,12 +317,14 @@ void ShardedTable::apply_gradients(std::span<TableStep const> steps) {
   }
   follow_ahead();
   drain();
+  if (applied_ != nullptr) options_.device->wait_for(applied_->done);
   applied_ = nullptr;
   struct DropAtEnd {  // Also after an exception: a second call must not apply a gradient twice.
     std::vector<std::unique_ptr<Gradients>>& pending;
     ~DropAtEnd() { pending.clear(); }
   } const drop_at_end{pending_};
   if (is_reading_ahead()) return apply_first(steps);
+  complete_gradients();
   apply(steps);
 }
 
@@ -339,6 +360,7 @@ Block<double> ShardedTable::gradient_squares(std::size_t merged) {
 }
 
 double ShardedTable::gradient_norm() {
+  complete_gradients();
   ExchangeScope scope(is_broken_, is_alone());
   std::size_t const count = tables_.size();
   auto const num_ranks = static_cast<std::size_t>(exchanger_->size());

@@ -221,6 +221,9 @@ void ShardedTable::advance(Batch& batch, LookupStage stage) {
   base::expects(state.stage != LookupStage::kFailed, "the lookup of the batch has failed");
   if (state.stage >= stage) return;
   follow_ahead();
+  base::expects(
+      state.stage != LookupStage::kReadAhead || !is_reading_ahead() || pending_.empty(),
+      "finish: the batch is of the next step, and gradients of the present one are neither applied nor dropped");
   ExchangeScope scope(is_broken_, is_alone());
   auto next = std::exchange(state.stage, LookupStage::kFailed);  // It stays so after an exception.
   while (next < stage) {

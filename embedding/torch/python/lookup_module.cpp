@@ -93,6 +93,8 @@ void define_lookup(py::module_& module) {
            py::arg("step"), py::arg("oldest_in_use"))
       .def("drain", &TensorLookup::drain, WithoutGil())
       .def("has_deferred", &TensorLookup::has_deferred, WithoutGil())
+      .def("forget_ahead", &TensorLookup::forget_ahead, WithoutGil())
+      .def("has_ahead", &TensorLookup::has_ahead, WithoutGil())
       .def("num_refused", &TensorLookup::num_refused, WithoutGil())
       .def("replace_tables", &TensorLookup::replace_tables, WithoutGil())
       .def("has_gradients", &TensorLookup::has_gradients, WithoutGil())

@@ -225,7 +225,7 @@ class HashTableCollection(ShardedTables):
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         outputs = self._lookup.finish(batch, self._anchors)
-        if self._prioritized is not None and self.training and torch.is_grad_enabled() and not is_recomputation():
+        if self._prioritized is not None and torch.is_grad_enabled() and not is_recomputation():
             self._prioritized.add(batch)
         if self._strict and (refused := self._lookup.num_refused(batch)) > 0:
             raise NoRoomError(f"{refused} ids got no row: their table is full")
@@ -262,9 +262,23 @@ class HashTableCollection(ShardedTables):
         """
         self._lookup.drain()
 
+    def forget_ahead(self) -> None:
+        """Gives up batches that were read ahead and are not looked up, such as at an early end of a loop.
+
+        All ranks call it. The batches cannot be used afterwards; their lookups stay counted. ``load()`` does it too.
+        """
+        self._lookup.forget_ahead()
+        if self._prioritized is not None:
+            self._prioritized.end_step()
+
     def _expect_drained(self) -> None:
         if self._lookup.has_deferred():
             raise RuntimeError("updates of rows are deferred: call drain() on all ranks before")
+
+    def _expect_nothing_ahead(self) -> None:
+        self._expect_drained()
+        if self._lookup.has_ahead():
+            raise RuntimeError("batches were read ahead: look them up, or call forget_ahead() on all ranks before")
 
     def script_lookup(self, name: str) -> torch.ScriptObject:
         """Returns the lookup as an object of ``torch.classes.headway.TableLookup``, for ``torch.ops.headway.look_up``.

@@ -59,8 +59,10 @@ class PrioritizedUpdates:
         """See ``HashTableCollection.read_ahead()``; ``step`` and ``oldest_in_use`` are those of the next step."""
         if self._next:
             raise ValueError("read_ahead() was called in this step before")
-        self._next = list(batches)
-        self._lookup.read_ahead(self._next, self._present, step=step, oldest_in_use=oldest_in_use)
+        following = list(batches)
+        self._lookup.read_ahead(following, self._present, step=step, oldest_in_use=oldest_in_use)
+        self._next = following
+        self._begun = [each for each in self._begun if not any(each is batch for batch in following)]
 
     def end_step(self) -> bool:
         """Forgets the batches of the step, after its update. Returns whether it has read ahead."""

@@ -64,6 +64,14 @@ class ShardedTables(nn.Module):
         """Raises RuntimeError if gradients are deferred."""
         raise NotImplementedError
 
+    def forget_ahead(self) -> None:
+        """Gives up batches that were read ahead. All ranks call it."""
+        raise NotImplementedError
+
+    def _expect_nothing_ahead(self) -> None:
+        """Raises RuntimeError if gradients are deferred, or batches were read ahead."""
+        raise NotImplementedError
+
     def _replace_tables(self) -> None:
         """Called after a load has replaced elements of ``tables``."""
         raise NotImplementedError
@@ -101,7 +109,7 @@ class ShardedTables(nn.Module):
 
     def halve_counts(self) -> None:
         """Halves the lookup counts of all rows. Rows that fall below ``hot_count`` go back to bfloat16."""
-        self._expect_drained()
+        self._expect_nothing_ahead()
         for table in self.tables:
             table.halve_counts()
 
@@ -133,6 +141,7 @@ class ShardedTables(nn.Module):
             ValueError: there is no such table, shapes do not fit, or an id occurs twice; nothing is changed then.
             NoRoomError: the table is full; the rows that fit are in it.
         """
+        self._expect_nothing_ahead()
         shard = self._shard_of(table)
         ids_K, embeddings_KD = ids_K.cpu(), embeddings_KD.cpu()
         expect_rows(table, ids_K, embeddings_KD, dim=shard.table.dim)
@@ -153,6 +162,7 @@ class ShardedTables(nn.Module):
         Raises:
             ValueError: there is no such table, or the ids are not (K,) int64.
         """
+        self._expect_nothing_ahead()
         shard = self._shard_of(table)
         expect_ids(table, ids_K)
         keys = Keys(torch.unique(ids_K.cpu()), table=table_id_of(table))
@@ -207,6 +217,7 @@ class ShardedTables(nn.Module):
             CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
         """
         self.drain()
+        self.forget_ahead()
         tables = self._build_tables()
         step, names = checkpoint.load(
             Path(folder),
@@ -243,7 +254,7 @@ class ShardedTables(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._expect_drained()
+        self._expect_nothing_ahead()
         shards = self._shards()
         read = take_records(
             shards,

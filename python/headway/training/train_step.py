@@ -163,8 +163,8 @@ class TrainStep:
                     )
                 sums += torch.stack([of_heads[name].detach().double() for name in heads])
                 if is_last:
-                    total = self._add_up(sums)
                     before_last_backward()
+                    total = self._add_up(sums)  # After exchanges that do not wait for the forward pass.
                 with record_function("backward"):
                     self.state.scaler.scale(loss_of(of_heads, counts)).backward()  # type: ignore[no-untyped-call]
         if self._group is not None:

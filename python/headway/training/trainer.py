@@ -297,7 +297,10 @@ class Trainer:
             contextlib.closing(self._balanced) if self._balanced is not None else contextlib.nullcontext(),
             contextlib.closing(pipeline),
             trace,
+            contextlib.ExitStack() as stack,
         ):
+            for collection in self.tables:
+                stack.callback(collection.forget_ahead)  # After an error; else nothing is left.
             while self.num_steps is None or self.step < self.num_steps:
                 trace.move_to(self.step)
                 with record_function("wait for the step"):

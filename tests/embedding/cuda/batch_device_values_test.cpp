@@ -269,6 +269,13 @@ TEST_F(CudaBatchDeviceTest, PositionsAndTheirRowsAreThoseOfTheCpu) {
       EXPECT_EQ(gathered.all(), chosen);
       EXPECT_EQ(back.all(), expected_back);
     }
+    auto const some_rows = random_rows(random_, size);
+    DeviceArray<RowId> const device_some_rows(some_rows);
+    std::vector<float> absent(size);
+    on_host->mark_absent(some_rows, absent);
+    DeviceArray<float> const device_absent(size, 0);
+    device_->mark_absent(device_some_rows.span(), device_absent.span());
+    EXPECT_EQ(device_absent.all(), absent);
     auto const batch = random_batch(random_, {.size = size, .num_tables = 3});
     DeviceBatch const device_batch(batch);
     DeviceArray<std::uint64_t> const ids(num_marked, 0);

@@ -223,6 +223,8 @@ class BatchDevice {
   /// @param inverse_indices, marks (K)
   virtual void mark_shared(std::span<std::uint32_t const> inverse_indices, std::size_t num_first,
                            std::span<float> marks) = 0;
+  /// marks[i] = 1 for each i whose row is kNone.
+  virtual void mark_absent(std::span<RowId const> rows, std::span<float> marks) = 0;
   /// Lists the positions of marks above 0, and of those that are 0. Marks below 0 are in neither list.
   /// @param marks (positions)
   /// @param sizes (segments) positions of each segment; they add up to all

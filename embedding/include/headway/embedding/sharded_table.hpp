@@ -170,12 +170,19 @@ class ShardedTable {
   /// before the last return_gradients() of the present one.
   /// @param next begun with LookupMode::kInsert, and not looked up
   /// @param present all batches of the present step, finished
-  /// @throws base::UsageError if batches are in another stage, or those read ahead before are not finished
+  /// @throws base::UsageError if batches are in another stage or given twice, those read ahead before are not finished,
+  ///   or gradients of other batches are pending. Nothing is changed then
   /// On a CUDA device it may run on another stream than the other calls, which wait for it. That stream has to wait for
-  /// the last finish() before, and no longer.
+  /// the calls of finish() and return_gradients() before.
   void read_ahead(std::span<Batch* const> next, std::span<Batch* const> present);
   /// Waits for what read_ahead() has sent, on a CUDA device also the host. Without it return_gradients() does so.
   void take_ahead();
+  /// Throws what read_ahead() would throw, before it or begin_step() have changed anything.
+  void expect_may_read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) const;
+  /// Gives up the batches that were read ahead and are not finished: they cannot be used. All ranks call it.
+  void forget_ahead();
+  /// Are there batches that were read ahead, and are not finished?
+  [[nodiscard]] bool has_ahead() const;
   /// Applies the gradients that apply_gradients() has deferred. All ranks call it. Without it they are applied by the
   /// next read_ahead(), lookup or apply_gradients().
   void drain();
@@ -202,7 +209,7 @@ class ShardedTable {
   /// The two halves of return_gradients(). The first does not wait.
   void start_gradients(Batch& batch, std::span<GradientRows const> gradients, float factor = 1);
   /// @returns for each merged table (1) in the memory of the device: 1 if all sums that this rank has sent are finite,
-  ///   or else NaN; empty if it had none, or is alone
+  ///   or else NaN; empty if it had none, or is alone. After read_ahead() (ranks), of all ranks
   std::vector<Block<float>> finish_gradients(Batch& batch);
   /// Does finish_gradients() leave the gradients of a merged table in the caller's memory, to add them later?
   [[nodiscard]] bool reads_gradients_later(Batch const& batch, std::size_t merged) const;
@@ -318,6 +325,8 @@ class ShardedTable {
   /// Looks keys up, and returns the embedding of each position. @param refused gets the keys that get no row, or null
   [[nodiscard]] Block<float> read(TableLookup& part, std::size_t merged, float* refused, bool is_late);
   [[nodiscard]] Block<float> joined(std::span<Block<float> const> blocks) const;
+  /// (merged tables) The marks of finish_gradients(), 1 for tables without gradients.
+  [[nodiscard]] Block<float> finite_marks(std::span<Block<float> const> marks) const;
   [[nodiscard]] bool is_reading_ahead() const;
   /// Waits for the rows that were read early, and for the marks of keys.
   void take_early();

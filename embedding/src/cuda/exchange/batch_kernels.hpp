@@ -58,6 +58,8 @@ void count_if_any_async(Keys const& keys, std::span<float const> flags, std::siz
 /// marks[i] = 1 if the unique key of position i has positions both below `limit` and from it on; else 0.
 void mark_shared_async(std::span<std::uint32_t const> inverse_indices, std::size_t limit, float* marks,
                        cudaStream_t stream);
+/// marks[i] = 1 for each i whose row is kNone.
+void mark_absent_async(std::span<RowId const> rows, float* marks, cudaStream_t stream);
 /// Lists the positions of marks above 0, and of those that are 0, and counts both by segment.
 void split_async(std::span<float const> marks, std::span<std::size_t const> sizes, SplitPositions const& to,
                  cudaStream_t stream);

@@ -298,6 +298,12 @@ class CudaBatchDevice final : public BatchDevice {
     mark_shared_async(inverse_indices, num_first, marks.data(), place_.stream());
   }
 
+  void mark_absent(std::span<RowId const> rows, std::span<float> marks) override {
+    base::expects(marks.size() == rows.size(), "not one mark for each row");
+    base::DeviceScope const scope(place_.device);
+    mark_absent_async(rows, marks.data(), place_.stream());
+  }
+
   [[nodiscard]] SplitPositions split(std::span<float const> marks, std::span<std::size_t const> sizes) override {
     base::expects(marks.size() < kEnd, "a batch on a device has less than 2^31 keys");
     SplitPositions all{.marked = block<std::uint32_t>(marks.size()),

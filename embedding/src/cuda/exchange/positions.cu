@@ -52,6 +52,15 @@ struct MarkShared {
   }
 };
 
+struct MarkAbsent {
+  RowId const* rows;
+  float* marks;
+
+  __device__ void operator()(std::uint64_t i) const {
+    if (rows[i] == RowId::kNone) marks[i] = 1;
+  }
+};
+
 /// Is position i in the list?
 struct IsListed {
   float const* marks;
@@ -121,6 +130,10 @@ void mark_shared_async(std::span<std::uint32_t const> inverse_indices, std::size
   for_each_async(inverse_indices.size(),
                  MarkShared{.inverse_indices = inverse_indices.data(), .notes = notes.data(), .marks = marks}, stream,
                  "MarkShared");
+}
+
+void mark_absent_async(std::span<RowId const> rows, float* marks, cudaStream_t stream) {
+  for_each_async(rows.size(), MarkAbsent{.rows = rows.data(), .marks = marks}, stream, "MarkAbsent");
 }
 
 void split_async(std::span<float const> marks, std::span<std::size_t const> sizes, SplitPositions const& to,
