@@ -83,6 +83,8 @@ class Progress:
         parts.append(f"input wait {100 * self.input_wait:.1f}%")
         if self.idle is not None:
             parts.append(f"idle {100 * self.idle:.1f}%")
+        elif self.exchange_wait:  # On GPUs.
+            parts.append(f"wait for exchanges {100 * self.exchange_wait:.1f}%")
         if self.balance is not None:
             planned, unbalanced = self.balance["planned_idle"], self.balance["unbalanced_idle"]
             parts.append(f"planned idle {100 * planned:.1f}% (unbalanced {100 * unbalanced:.1f}%)")

@@ -51,7 +51,14 @@ def test_all_ranks_know_the_slowest_one_and_the_rows_of_all(tmp_path: Path) -> N
 
 def figures(exchange_wait: float, reduction_wait: float) -> RankFigures:
     return RankFigures(
-        rows=1, evictions=0, truncated=0, input_wait=0.0, exchange_wait=exchange_wait, reduction_wait=reduction_wait
+        rows=1,
+        evictions=0,
+        truncated=0,
+        input_wait=0.0,
+        exchange_wait=exchange_wait,
+        reduction_wait=reduction_wait,
+        keys_ahead=4,
+        collisions=1,
     )
 
 
