@@ -225,7 +225,7 @@ class HashTableCollection(ShardedTables):
         """
         batch = features if isinstance(features, PendingBatch) else self.begin(features)
         outputs = self._lookup.finish(batch, self._anchors)
-        if self._prioritized is not None and torch.is_grad_enabled() and not is_recomputation():
+        if self._prioritized is not None and self.training and torch.is_grad_enabled() and not is_recomputation():
             self._prioritized.add(batch)
         if self._strict and (refused := self._lookup.num_refused(batch)) > 0:
             raise NoRoomError(f"{refused} ids got no row: their table is full")
@@ -241,7 +241,7 @@ class HashTableCollection(ShardedTables):
 
         Clipping by a norm, and a GradScaler that unscales, need all gradients at once: results are right, but little
         is hidden. If a GradScaler skips a step, rows of the next one keep the number of the step after it. Activation
-        checkpointing must not repeat the lookups.
+        checkpointing must not repeat the lookups, and gradients of lookups in ``eval()`` are refused in such a step.
 
         Args:
             batches: what ``begin()`` returned for the batches of the next step, in ``train()`` mode.
