@@ -51,7 +51,7 @@ class PrioritizedUpdates:
     def add(self, batch: LookupBatch) -> None:
         """Notes a batch that the present step has looked up."""
         self._begun = [each for each in self._begun if each is not batch]
-        if any(batch is each for each in self._next):  # The step before ended without an update.
+        if batch in self._next:  # The step before ended without an update.
             self.end_step()
         self._present.append(batch)
 
@@ -62,7 +62,7 @@ class PrioritizedUpdates:
         following = list(batches)
         self._lookup.read_ahead(following, self._present, step=step, oldest_in_use=oldest_in_use)
         self._next = following
-        self._begun = [each for each in self._begun if not any(each is batch for batch in following)]
+        self._begun = [each for each in self._begun if each not in following]
 
     def end_step(self) -> bool:
         """Forgets the batches of the step, after its update. Returns whether it has read ahead."""

@@ -122,9 +122,10 @@ class TokenEncoder(nn.Module):
         embeddings = {name: rows.to(dtype) for name, rows in found.items()}
         offsets = event_offsets = _offsets(batch.event_lengths)
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
-        targets = event_targets = _last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)
-        target_embeddings = of_events.index_select(0, event_targets)
-        x = self._project(pad_rows(of_events, padded_rows(batch.num_events, of_events.device)), embeddings, batch)
+        targets = _last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)
+        target_embeddings = of_events.index_select(0, targets)
+        rows = pad_rows(of_events, padded_rows(batch.num_events, of_events.device))
+        x = self._project(rows, event_offsets, embeddings, batch)
         num_context = len(self.schema.context)
         if num_context > 0:
             of_context = [self.context[f"of_{name}"](embeddings[name]) for name in self.schema.context]
@@ -139,13 +140,15 @@ class TokenEncoder(nn.Module):
             x, self._sequences(batch, offsets, seed, step, num_rows=len(x)), targets, target_embeddings
         )
 
-    def _project(self, of_events: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch) -> Tensor:
+    def _project(
+        self, of_events: Tensor, event_offsets: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch
+    ) -> Tensor:
         """Projects events and their actions in one product, (rows of ``of_events``, E)."""
         if self.actions is None:
             projected: Tensor = self.events(of_events)
             return projected
         of_actions = torch.cat([embeddings[name] for name in self.schema.actions], dim=1)
-        in_history = _first_indices(_offsets(batch.event_lengths), batch.history_lengths, size=len(of_actions))
+        in_history = _first_indices(event_offsets, batch.history_lengths, size=len(of_actions))
         # Targets and rows of no sample have zeros.
         spread = of_actions.new_zeros(len(of_events), of_actions.shape[1]).index_copy(0, in_history, of_actions)
         weight = torch.cat([self.events.weight, self.actions.weight], dim=1)
