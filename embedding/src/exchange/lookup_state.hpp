@@ -21,6 +21,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -83,6 +84,11 @@ struct Inputs {
 
 /// TableLookup::num_replaced of a lookup whose rows are to be found when they are needed.
 constexpr std::uint64_t kNotLookedUp = std::numeric_limits<std::uint64_t>::max();
+
+/// The keys of all ranks. @param sizes (ranks)
+inline std::size_t sum_of(std::span<std::size_t const> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+}
 
 /// Positions of the keys that a batch shares with another step, and of its other keys.
 struct KeySplit {

@@ -41,16 +41,6 @@
 
 namespace headway::embedding {
 
-namespace {
-
-std::size_t num_positions(std::span<std::size_t const> sizes) {
-  std::size_t sum = 0;
-  for (std::size_t const size : sizes) sum += size;
-  return sum;
-}
-
-}  // namespace
-
 bool ShardedTable::is_reading_ahead() const { return ahead_ != nullptr && !ahead_->is_late_read; }
 
 void ShardedTable::expect_may_read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) const {
@@ -207,8 +197,8 @@ KeySplit ShardedTable::split(Block<float> const& marks, std::span<std::size_t co
     result.num_shared.push_back(static_cast<std::size_t>(counts[rank]));
     result.num_others.push_back(static_cast<std::size_t>(counts[sizes.size() + rank]));
   }
-  result.shared = found.marked.first(num_positions(result.num_shared));
-  result.others = found.others.first(num_positions(result.num_others));
+  result.shared = found.marked.first(sum_of(result.num_shared));
+  result.others = found.others.first(sum_of(result.num_others));
   return result;
 }
 

@@ -39,7 +39,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,10 +64,6 @@ Inputs join(BatchDevice& device, std::span<Feature const> features) {
     }
   }
   return inputs;
-}
-
-std::size_t sum_of(std::span<std::size_t const> sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
 }
 
 }  // namespace
