@@ -8,8 +8,10 @@ twice the products and 2.5 times the attention of the forward pass (``GRM.flops(
 
 Shapes: ``grm_4g`` and ``grm_110g`` are the model sizes of the MTGRBoost paper; lengths are lognormal with a mean of
 600, at most 3,000. ``recsys_examples`` is that of NVIDIA's published figure: 8 layers, 1024 columns, 4 heads of 256, 32
-samples whose lengths follow a Zipf law of exponent 1.2, up to 4,096. ``dlrm_v4`` is that of MLPerf Training 6.1: 3
-layers, 512 columns, 4 heads of 128, up to 4,096 events.
+samples of up to 4,096 events. Its generator draws from a Zipf law of exponent 1.2 over lengths that it permutes anew
+for each batch, so the mean is 2,048, and a batch has one length several times. ``zipf_lengths`` has the same model and
+the law without the permutation: its mean is 250. ``dlrm_v4`` is that of MLPerf Training 6.1: 3 layers, 512 columns, 4
+heads of 128, up to 4,096 events.
 
 With several ranks a step has as many samples per rank. ``--balance`` moves samples between ranks for even work, and
 ``--prioritized`` reads rows ahead of updates; both are Headway's. MFU is that of a GPU.
@@ -71,11 +73,13 @@ class Lengths:
         longest: largest length.
         mean: of the lognormal law.
         zipf: exponent of a Zipf law instead, if not 0.
+        permuted_every: draws of the Zipf law after which its lengths are permuted anew; 0: short ones are frequent.
     """
 
     longest: int = 3000
     mean: float = 600
     zipf: float = 0
+    permuted_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,12 @@ class Shape:
     lengths: Lengths = field(default_factory=Lengths)
 
 
+_EIGHT_LAYERS = {"preset": "grm_110g", "num_layers": 8, "max_length": 4096}
 SHAPES = {
     "grm_4g": Shape({"preset": "grm_4g"}),
     "grm_110g": Shape({"preset": "grm_110g"}),
-    "recsys_examples": Shape(
-        {"preset": "grm_110g", "num_layers": 8, "max_length": 4096}, batch=32, lengths=Lengths(4096, zipf=1.2)
-    ),
+    "recsys_examples": Shape(_EIGHT_LAYERS, batch=32, lengths=Lengths(4096, zipf=1.2, permuted_every=32)),
+    "zipf_lengths": Shape(_EIGHT_LAYERS, batch=32, lengths=Lengths(4096, zipf=1.2)),
     "dlrm_v4": Shape(
         {"preset": "grm_4g", "num_heads": 4, "head_dim": 128, "max_length": 4096}, lengths=Lengths(4096, mean=1800)
     ),
@@ -181,7 +185,8 @@ def _measure_shape(options: argparse.Namespace, name: str, num_ranks: int) -> li
         params = {
             "shape": name, "batch": shape.batch, "micro_batches": options.micro_batches, "factor": options.factor,
             "mean": None if shape.lengths.zipf else shape.lengths.mean, "longest": shape.lengths.longest,
-            "zipf": shape.lengths.zipf, "ranks": num_ranks, "recompute": options.recompute,
+            "zipf": shape.lengths.zipf, "permuted_every": shape.lengths.permuted_every, "ranks": num_ranks,
+            "recompute": options.recompute,
             "balance": config.data.balance, "prioritized": config.run.prioritized_updates,
         }  # fmt: skip
         points: list[Point] = []
@@ -202,7 +207,7 @@ def _shape_of(options: argparse.Namespace, name: str) -> Shape:
     shape = SHAPES[name]
     lengths = shape.lengths
     if options.mean is not None:
-        lengths = replace(lengths, mean=options.mean, zipf=0)
+        lengths = replace(lengths, mean=options.mean, zipf=0, permuted_every=0)
     if options.longest is not None:
         lengths = replace(lengths, longest=options.longest)
     return replace(shape, batch=options.batch or shape.batch, lengths=lengths)
@@ -233,6 +238,8 @@ def _draw_lengths(draw: np.random.Generator, lengths: Lengths, num_samples: int)
     """Draws lengths of histories, (num_samples,)."""
     if lengths.zipf:
         drawn = draw_zipf(draw, num_values=lengths.longest, exponent=lengths.zipf, size=num_samples) + 1
+        for part in np.split(drawn, range(every, num_samples, every)) if (every := lengths.permuted_every) else ():
+            part[:] = 1 + draw.permutation(lengths.longest)[part - 1]
     else:
         sigma = 0.8
         drawn = np.exp(draw.normal(np.log(lengths.mean) - sigma**2 / 2, sigma, num_samples)).astype(np.int64)
@@ -251,6 +258,7 @@ def _config_of(
                 "actions": ["action"],
                 "labels": ["click", "buy"],
                 "global_batch": shape.batch * num_ranks,
+                "order": "time" if shape.lengths.permuted_every else "shuffled",  # "time": batches as they were drawn.
                 "micro_batches": options.micro_batches,
                 "num_streams": 16,  # Disjoint parts of the rows, which are read in turn.
                 "read_ahead": 4,  # Steps in memory beside the one in use.
@@ -334,6 +342,7 @@ def train_peer(options: argparse.Namespace, config: TrainingConfig, group: dist.
     reader = BatchReader(
         ParquetFolder(Path(config.data.train), schema),
         global_batch=config.data.global_batch or 1,
+        order=config.data.order,
         num_streams=config.data.num_streams,
         rank=group.rank(),
         num_ranks=group.size(),

@@ -7,7 +7,8 @@ For each number of ranks the samples of a step are drawn, and divided among virt
 
 ``--replay`` then runs the batch of each virtual rank on the device, forward and backward, one after the other. The
 measured idle part is 1 - mean / largest time of a rank. The time of a step is that of its slowest rank, and the speedup
-is the time of the unbalanced step over it. So compute is measured, and communication is not part of it.
+is the time of the unbalanced step over it. So compute is measured, and communication is not part of it. A GPU measures
+its own time: the host enqueues the next batch while it computes, as in a training.
 
 Lengths: ``600`` is lognormal with a mean of 600, at most 3,000; ``21k`` is lognormal with median 8,591 and sigma 0.8,
 at most 21,000; both as MTGRBoost and FreeScale describe their data. A path is a Parquet folder whose histories give the
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--planners", nargs="+", choices=_PLANNERS, default=list(_PLANNERS), metavar="PLANNER")
     parser.add_argument("--replay", action="store_true", help="run the batch of each rank")
     parser.add_argument(
-        "--warmups", type=int, default=1, help="passes of a batch that are not timed (default: %(default)s)"
+        "--warmups", type=int, default=2, help="passes of a batch that are not timed (default: %(default)s)"
     )
     parser.add_argument("--shape", choices=("tiny", "grm_4g", "grm_110g"), default="tiny", help="model to replay")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu", help="(default: %(default)s)")
@@ -181,10 +182,9 @@ def _measure_ranks(
         }
         of_step = None
         if passes is not None:
-            seconds = [
-                passes.time_of(make_samples(_SCHEMA, lengths[ranks == rank], num_targets=_TARGETS))
-                for rank in range(num_ranks)
-            ]
+            seconds = passes.times_of(
+                [make_samples(_SCHEMA, lengths[ranks == rank], num_targets=_TARGETS) for rank in range(num_ranks)]
+            )
             of_step = max(seconds)
             if planner == "unbalanced":
                 unbalanced_s = of_step

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -107,13 +107,41 @@ class TrialPasses:
             self._expect_memory(error)
         return statistics.median(seconds[self._warmups :])
 
-    def _pass(self, batch: SampleBatch, counts: Any) -> RuntimeError | None:
+    def times_of(self, hosts: Sequence[SampleBatch]) -> list[float]:
+        """Returns the median seconds of passes over each batch. All batches are in memory of the device at once.
+
+        A GPU measures its own time, and the host enqueues passes without a wait between them. The longest batch is the
+        first, so that later ones find the memory that they need.
+        """
+        if self._device.type != "cuda":
+            return [self.time_of(host) for host in hosts]
+        batches = [(host.to(self._device), self._model.count_terms(host)) for host in hosts]
+        batches_of_warmup = sorted(batches, key=lambda each: each[0].num_events)[-1:] * self._warmups
+        for each in batches_of_warmup:
+            self._events_of(*each)
+        measured = [[self._events_of(*each) for each in batches] for _ in range(self._rounds)]
+        torch.cuda.synchronize(self._device)
+        return [
+            statistics.median(begin.elapsed_time(end) / 1e3 for begin, end in of_batch)
+            for of_batch in zip(*measured, strict=True)
+        ]
+
+    def _events_of(self, batch: SampleBatch, counts: Any) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Enqueues a pass; returns the events before and after it."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._expect_memory(self._pass(batch, counts, waits=False))
+        end.record()
+        self._model.zero_grad(set_to_none=True)
+        return begin, end
+
+    def _pass(self, batch: SampleBatch, counts: Any, *, waits: bool = True) -> RuntimeError | None:
         """Runs a pass forward and backward; returns the error if there was no memory."""
         try:
             loss = loss_of(self.forward(batch), counts)
             if loss.requires_grad:  # Not if all parameters are rows of tables.
                 loss.backward()  # type: ignore[no-untyped-call]
-            if self._device.type == "cuda":
+            if waits and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -122,10 +150,12 @@ class TrialPasses:
         return None
 
     def _expect_memory(self, error: RuntimeError | None) -> None:
-        failed = torch.tensor([error is not None], dtype=torch.float32, device=self._device)
+        has_failed = error is not None
         if self._group is not None:
+            failed = torch.tensor([has_failed], dtype=torch.float32, device=self._device)
             dist.all_reduce(failed, group=self._group)
-        if bool(failed):
+            has_failed = bool(failed)
+        if has_failed:
             raise PassMemoryError("the device of a rank has no memory for a pass") from error
 
     def forward(self, batch: SampleBatch) -> Any:
