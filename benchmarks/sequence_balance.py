@@ -180,7 +180,7 @@ def _measure_ranks(
             "power_error": cost.power_error,
             "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         }
-        of_step = None
+        of_step, seconds = None, []
         if passes is not None:
             seconds = passes.times_of(
                 [make_samples(_SCHEMA, lengths[ranks == rank], num_targets=_TARGETS) for rank in range(num_ranks)]
@@ -198,6 +198,8 @@ def _measure_ranks(
                     "longest": law.longest,
                 },
                 system=planner, median_s=of_step, unit="s of the slowest rank",
+                p5_s=float(np.quantile(seconds, 0.05)) if seconds else None,
+                p95_s=float(np.quantile(seconds, 0.95)) if seconds else None,
                 ratio=unbalanced_s / of_step if of_step is not None and unbalanced_s is not None else None,
                 extra=extra,
             )

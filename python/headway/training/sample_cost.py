@@ -28,6 +28,9 @@ from headway.training.trial_passes import TrialPasses
 
 #: Lengths are the longest divided by these, and numbers of tokens all divided by those.
 _LENGTH_PARTS, _TOKEN_PARTS = (1, 2, 4, 16), (1, 2, 4)
+#: Largest w. A token of a sample of L tokens then costs 1 + L, so a larger w divides work no differently, and weights
+#: could leave 64 bits.
+_MOST_SQUARE = 1.0
 _EXPONENTS = torch.arange(100, 201, dtype=torch.float64) / 100
 
 
@@ -44,7 +47,7 @@ class FittedCost:
     """Both fits.
 
     Attributes:
-        square: w; at least 0.
+        square: w, from 0 to 1.
         exponent: e, from 1 to 2.
         square_error, power_error: mean error of a fit over the passes, relative to their times.
     """
@@ -88,12 +91,15 @@ def fit_cost(passes: Sequence[Pass]) -> FittedCost:
     """Fits both costs to passes with at least two lengths and two numbers of tokens."""
     num_samples, lengths, seconds = torch.tensor(passes, dtype=torch.float64).unbind(1)
     fixed = torch.ones_like(lengths)
-    (_, of_token, of_square), square_error = _fit(
-        [fixed, num_samples * lengths, num_samples * lengths.square()], seconds
-    )
+    tokens, pairs = num_samples * lengths, num_samples * lengths.square()
+    (_, of_token, of_square), square_error = _fit([fixed, tokens, pairs], seconds)
     if of_square < 0:  # Noise: long samples are cheaper.
-        (_, of_token), square_error = _fit([fixed, num_samples * lengths], seconds)
-    square = max(of_square, 0.0) / max(of_token, 1e-15)
+        of_square = 0.0
+        (_, of_token), square_error = _fit([fixed, tokens], seconds)
+    elif of_token < of_square / _MOST_SQUARE:  # Noise: tokens of short samples cost nothing.
+        of_token = of_square / _MOST_SQUARE
+        _, square_error = _fit([fixed, tokens / _MOST_SQUARE + pairs], seconds)
+    square = of_square / of_token if of_square > 0 else 0.0
     powers = [_fit([fixed, num_samples * lengths.pow(exponent)], seconds)[1] for exponent in _EXPONENTS]
     best = min(range(len(powers)), key=powers.__getitem__)
     return FittedCost(square, float(_EXPONENTS[best]), square_error, powers[best])

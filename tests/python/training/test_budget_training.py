@@ -83,6 +83,11 @@ def test_the_cost_of_a_sample_is_found_from_times_of_passes() -> None:
     assert found.exponent == 1.25 and found.power_error == pytest.approx(0.064, abs=0.001)
     found = fit_cost(passes_of(lambda count, length: 1e-3 + 1e-7 * count * length**1.4))
     assert found.exponent == 1.4 and found.power_error < 1e-9 and found.square_error > 0.05
+    for of_token in (0.0, -1e-9, 1e-18):  # Noise of short passes: weights stay far below 64 bits.
+        found = fit_cost(
+            passes_of(lambda count, length, of_token=of_token: 1e-3 + count * (of_token * length + 1e-9 * length**2))
+        )
+        assert found.square == 1 and found.square_error < 0.01
     cheaper = fit_cost(passes_of(lambda count, length: 1e-6 * count * length * (1 - 5e-5 * length)))
     assert cheaper.square == 0, "noise: long samples are cheaper"
 
