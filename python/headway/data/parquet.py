@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.utils.dlpack
 
 from headway.data.schema import TARGET, SampleSchema
 
@@ -61,7 +63,7 @@ class Chunk:
         context: (N,) int64 by column.
         offsets: (N + 1,) int64 by list column, from 0; equal for all columns of history events, and for all of targets
             and labels.
-        values: flat values of each list column.
+        values: flat values of each list column, int64 in host memory. They may be memory of pyarrow: do not write.
         is_truncated: (N,) bool, rows whose oldest events were dropped; None: none of them.
     """
 
@@ -69,7 +71,7 @@ class Chunk:
     num_rows: int
     context: Mapping[str, Integers]
     offsets: Mapping[str, Integers]
-    values: Mapping[str, Integers]
+    values: Mapping[str, torch.Tensor]
     is_truncated: npt.NDArray[np.bool_] | None
 
 
@@ -199,7 +201,7 @@ class ParquetFolder:
             batch.num_rows,
             context,
             {name: offsets for name, (offsets, _) in lists.items()},
-            {name: values for name, (_, values) in lists.items()},
+            {name: _tensor(values) for name, (_, values) in lists.items()},
             is_truncated,
         )
 
@@ -275,8 +277,7 @@ def _integers(column: Any, name: str, group: RowGroup, first: int) -> Integers:
     if column.null_count > 0:
         row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"{group}, row {row}: column {name} is null")
-    values: Integers = column.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-    return values
+    return _int64(column)
 
 
 def _list(column: Any, name: str, group: RowGroup, first: int) -> tuple[Integers, Integers]:
@@ -290,15 +291,25 @@ def _list(column: Any, name: str, group: RowGroup, first: int) -> tuple[Integers
     if values.null_count > 0:
         value = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"{_place(group, first, offsets, value)}: a value of column {name} is null")
-    return offsets, values.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+    return offsets, _int64(values)
+
+
+def _int64(column: Any) -> Integers:
+    wide = column if column.type == pa.int64() else column.cast(pa.int64(), safe=False)
+    values: Integers = wide.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _tensor(values: Integers) -> torch.Tensor:
+    """Returns a view as a tensor. pyarrow exports it without a warning if it is read-only, which numpy does not."""
+    return torch.utils.dlpack.from_dlpack(pa.array(values))
 
 
 def _expect_equal_lengths(
     one: Integers, other: Integers, one_name: str, other_name: str, group: RowGroup, first: int
 ) -> None:
-    differ = np.flatnonzero(np.diff(one) != np.diff(other))
-    if len(differ) > 0:
-        row = differ[0]
+    if not np.array_equal(one, other):  # Both begin at 0.
+        row = np.flatnonzero(np.diff(one) != np.diff(other))[0]
         raise DataError(
             f"{group}, row {first + row}: {one_name} has {np.diff(one)[row]} values and {other_name} "
             f"{np.diff(other)[row]}"

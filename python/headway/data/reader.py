@@ -205,10 +205,10 @@ class ReadAhead:
         return open_streams(self.folder, streams, taken, pool, chunk_rows=self._chunk_rows)
 
     def _join(self, rows: StepRows) -> StepBatch:
-        batches = [collate(part, self.folder.schema) for part in rows.parts]
-        if self._pin_memory:
-            batches = [batch.pin_memory() for batch in batches]
-        return StepBatch(rows.position, rows.next, batches)
+        schema, pin_memory = self.folder.schema, self._pin_memory
+        return StepBatch(
+            rows.position, rows.next, [collate(part, schema, pin_memory=pin_memory) for part in rows.parts]
+        )
 
 
 class BatchReader(ReadAhead):

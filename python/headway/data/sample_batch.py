@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.data.parquet import Chunk
+from headway.data.parquet import Chunk, Integers
 from headway.data.schema import TARGET, SampleSchema
-from headway.ops import jagged_concat
+from headway.ops import join_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,57 +93,77 @@ class Slice:
     end: int
 
 
-def collate(slices: Sequence[Slice], schema: SampleSchema) -> SampleBatch:
-    """Joins rows of chunks to a batch. Without slices it has no samples."""
-    histories, targets = _Lists(slices, schema.events[0]), _Lists(slices, TARGET + schema.events[0])
-    offsets = [histories.offsets, targets.offsets]
-
-    def of_events(name: str) -> torch.Tensor:
-        return jagged_concat([histories.values(name), targets.values(TARGET + name)], offsets)[0]
-
-    ids = [np.arange(each.chunk.first_row + each.begin, each.chunk.first_row + each.end) for each in slices]
-    return SampleBatch(
-        sample_ids=_join(ids),
+def collate(slices: Sequence[Slice], schema: SampleSchema, *, pin_memory: bool = False) -> SampleBatch:
+    """Joins rows of chunks to a batch. Without slices it has no samples. Values of lists are copied once."""
+    rows = _Rows(slices, schema, pin_memory=pin_memory)
+    batch = SampleBatch(
+        sample_ids=_join([np.arange(each.begin, each.end) + each.chunk.first_row for each in slices]),
         context={
             name: _join([each.chunk.context[name][each.begin : each.end] for each in slices]) for name in schema.context
         },
-        events={name: of_events(name) for name in schema.events},
-        actions={name: histories.values(name) for name in schema.actions},
-        history_lengths=histories.lengths,
-        target_lengths=targets.lengths,
-        times=None if schema.time is None else of_events(schema.time),
-        labels={name: targets.values(name).float() for name in schema.labels},
-        max_tokens=int((histories.lengths + targets.lengths).max()) if slices else 0,
+        events={name: rows.events(name) for name in schema.events},
+        actions={name: rows.histories(name) for name in schema.actions},
+        history_lengths=rows.history_lengths,
+        target_lengths=rows.target_lengths,
+        times=None if schema.time is None else rows.events(schema.time),
+        labels={name: rows.targets(name).float() for name in schema.labels},
+        max_tokens=int((rows.history_lengths + rows.target_lengths).max()) if slices else 0,
         num_truncated=sum(
             int(each.chunk.is_truncated[each.begin : each.end].sum())
             for each in slices
             if each.chunk.is_truncated is not None
         ),
     )
+    return batch.pin_memory() if pin_memory else batch  # What is pinned already is not copied.
 
 
-class _Lists:
-    """List columns of some rows: those of histories, or those of targets. All of a kind have the same lengths.
+class _Rows:
+    """List columns of the rows of a batch, which lie in several chunks.
 
     Attributes:
-        lengths: (B,) int64.
-        offsets: (B + 1,) int64.
+        history_lengths, target_lengths: (B,) int64.
     """
 
-    def __init__(self, slices: Sequence[Slice], name: str) -> None:
-        offsets = [each.chunk.offsets[name][each.begin : each.end + 1] for each in slices]
-        self._parts = [
-            (each.chunk.values, slice(int(of_part[0]), int(of_part[-1])))
-            for each, of_part in zip(slices, offsets, strict=True)
-        ]
-        self.lengths = _join([of_part[1:] - of_part[:-1] for of_part in offsets])
-        self.offsets = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+    def __init__(self, slices: Sequence[Slice], schema: SampleSchema, *, pin_memory: bool) -> None:
+        self._pin_memory = pin_memory
+        self._chunks = list({id(each.chunk): each.chunk for each in slices}.values())
+        numbers = {id(chunk): number for number, chunk in enumerate(self._chunks)}
+        sizes = [each.end - each.begin for each in slices]
+        #: Chunk of each row, (B,).
+        self._chunk_of = torch.from_numpy(
+            np.repeat([numbers[id(each.chunk)] for each in slices], sizes).astype(np.int64)
+        )
+        #: Where the lists of each row begin and end in their chunk, (2, B): all columns of a kind have equal lengths.
+        self._histories = _bounds(slices, schema.events[0])
+        self._targets = _bounds(slices, TARGET + schema.events[0])
+        self.history_lengths, self.target_lengths = (ends - begins for begins, ends in (self._histories, self._targets))
 
-    def values(self, name: str) -> torch.Tensor:
-        """Returns the flat values of a column."""
-        return _join([values[name][part] for values, part in self._parts])
+    def histories(self, name: str) -> torch.Tensor:
+        """Returns the values of a column of histories."""
+        return self._values([name], self._chunk_of, self._histories)
+
+    def targets(self, name: str) -> torch.Tensor:
+        """Returns the values of a column of targets or labels."""
+        return self._values([name], self._chunk_of, self._targets)
+
+    def events(self, name: str) -> torch.Tensor:
+        """Returns the values of a column of histories and that of targets, in turns."""
+        sources = torch.stack([self._chunk_of, self._chunk_of + len(self._chunks)], dim=1).flatten()
+        bounds = torch.stack([self._histories, self._targets], dim=2).flatten(1)
+        return self._values([name, TARGET + name], sources, bounds)
+
+    def _values(self, names: Sequence[str], source_of: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        if not self._chunks:
+            return torch.empty(0, dtype=torch.int64)
+        sources = [chunk.values[name] for name in names for chunk in self._chunks]
+        return join_ranges(sources, source_of, *bounds, pin_memory=self._pin_memory)
 
 
-def _join(parts: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
+def _bounds(slices: Sequence[Slice], name: str) -> torch.Tensor:
+    offsets = [each.chunk.offsets[name][each.begin : each.end + 1] for each in slices]
+    return torch.stack([_join([of_slice[:-1] for of_slice in offsets]), _join([of_slice[1:] for of_slice in offsets])])
+
+
+def _join(parts: Sequence[Integers]) -> torch.Tensor:
     """Concatenates arrays of int64 into memory of their own."""
     return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))

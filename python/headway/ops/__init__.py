@@ -31,6 +31,7 @@ from headway.ops.jagged_rows import (
     jagged_reduce,
     jagged_split,
     jagged_to_padded,
+    join_ranges,
     padded_to_jagged,
 )
 from headway.ops.run_lengths import run_lengths, unique_with_counts
@@ -48,6 +49,7 @@ __all__ = [
     "jagged_split",
     "jagged_to_padded",
     "jagged_transpose",
+    "join_ranges",
     "padded_to_jagged",
     "plan_batches",
     "ranged_combine",

@@ -50,6 +50,27 @@ def jagged_concat(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[
     return _OPS.jagged_concat(list(values), list(offsets)), torch.stack(list(offsets)).sum(0)
 
 
+def join_ranges(
+    sources: Sequence[Tensor], source_of: Tensor, begins: Tensor, ends: Tensor, *, pin_memory: bool = False
+) -> Tensor:
+    """Joins ranges of several lists in memory of the host. It has no gradient.
+
+    Args:
+        sources: tensors (N_i,) of one dtype on the CPU.
+        source_of: (R,) int64, index in ``sources`` of each range.
+        begins, ends: (R,) int64, a range has the values from ``begins`` to before ``ends`` of its source.
+        pin_memory: return pinned memory.
+
+    Returns:
+        the values of all ranges, one range after the other, (sum of their lengths,).
+
+    Raises:
+        ValueError: a range is not within its source, or arguments have other shapes, dtypes or devices.
+    """
+    out: Tensor = _OPS.join_ranges(list(sources), source_of, begins, ends, pin_memory)
+    return out
+
+
 def jagged_split(values: Tensor, offsets: Sequence[Tensor], num_rows: Sequence[int]) -> list[Tensor]:
     """Inverse of ``jagged_concat``.
 
@@ -198,3 +219,8 @@ for _name, _fake in (
     ("jagged_reduce", _fake_reduce),
 ):
     torch.library.register_fake(f"headway::{_name}", _fake, lib=LIBRARY)
+
+
+@torch.library.register_fake("headway::join_ranges", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake_join(sources: list[Tensor], source_of: Tensor, begins: Tensor, ends: Tensor, pin_memory: bool) -> Tensor:
+    return sources[0].new_empty(torch.library.get_ctx().new_dynamic_size())

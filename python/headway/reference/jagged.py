@@ -78,6 +78,12 @@ def ranged_combine_dense(values: Sequence[Tensor], bounds: Tensor, *, num_featur
     return [each[torch.argsort(items)].view(num_features, -1, *each.shape[1:]) for each in values]
 
 
+def join_ranges(sources: Sequence[Tensor], source_of: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+    """See :func:`headway.ops.join_ranges`."""
+    ranges = zip(source_of.tolist(), begins.tolist(), ends.tolist(), strict=True)
+    return torch.cat([sources[source][begin:end] for source, begin, end in ranges])
+
+
 def jagged_concat(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Concatenates for each sample its rows of all tensors, in the order of ``values``; returns rows and offsets."""
     parts = [_rows_of_samples(each, at) for each, at in zip(values, offsets, strict=True)]
