@@ -30,8 +30,8 @@ at::Tensor join_ranges(at::TensorList sources, at::Tensor const& source_of, at::
     TORCH_CHECK_VALUE(0 <= source[i] && static_cast<std::size_t>(source[i]) < sources.size(), "join_ranges: range ", i,
                       " is of source ", source[i], ", and there are ", sources.size());
     std::int64_t const num_values = sources[static_cast<std::size_t>(source[i])].numel();
-    TORCH_CHECK_VALUE(0 <= begin[i] && begin[i] <= end[i] && end[i] <= num_values, "join_ranges: range ", i, " goes from ",
-                      begin[i], " to ", end[i], ", and its source has ", num_values, " values");
+    TORCH_CHECK_VALUE(0 <= begin[i] && begin[i] <= end[i] && end[i] <= num_values, "join_ranges: range ", i,
+                      " goes from ", begin[i], " to ", end[i], ", and its source has ", num_values, " values");
     size += end[i] - begin[i];
   }
   at::Tensor out = at::empty({size}, sources[0].options().pinned_memory(pin_memory));
