@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``headway`` with its subcommands doctor, demo, train, bench, flight-records and version."""
+"""The command ``headway`` with its subcommands doctor, demo, train, export, bench, flight-records and version."""
 
 from __future__ import annotations
 
@@ -119,6 +119,16 @@ def _run_train(arguments: list[str]) -> int:
     return _run_program("dlrm_examples.grm.train", arguments, "headway train")
 
 
+def _run_export(arguments: list[str]) -> int:
+    try:
+        _load_package()
+        from headway.serving.command_line import main as export
+    except ImportError as error:
+        print(f"headway export: {_one_line(error)}. `headway doctor` says what is missing.", file=sys.stderr)
+        return 1
+    return export(arguments)
+
+
 def _run_doctor(arguments: list[str]) -> int:
     from headway.cli.doctor import main as doctor
 
@@ -153,6 +163,7 @@ _COMMANDS = {
     "doctor": (_run_doctor, "what this host offers, what Headway uses of it, what to fix"),
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
     "train": (_run_train, "train a generative recommender; without CONFIG.toml a small one on generated logs"),
+    "export": (_run_export, "write a checkpoint of `headway train` as a package for serving"),
     "bench": (_run_bench, "one benchmark; `headway bench --list` names them"),
     "version": (_run_version, "print the version"),
     "flight-records": (_run_flight_records, "make of ranks' flight records what PyTorch's analyzer reads"),

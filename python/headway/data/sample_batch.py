@@ -114,7 +114,7 @@ def collate(slices: Sequence[Slice], schema: SampleSchema, *, pin_memory: bool =
             if each.chunk.is_truncated is not None
         ),
     )
-    return batch.pin_memory() if pin_memory else batch  # What is pinned already is not copied.
+    return batch.pin_memory() if pin_memory else batch  # Copies only what is not pinned yet.
 
 
 class _Rows:

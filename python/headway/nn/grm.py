@@ -190,7 +190,7 @@ class GRM(nn.Module):
             seed, step: determine the dropout masks, together with the samples.
             lookups: of the batch, from ``start_lookups()``; None: they begin here.
         """
-        log_probabilities = self._log_probabilities(self.logits(batch, seed=seed, step=step, lookups=lookups))
+        log_probabilities = self.log_probabilities(self.logits(batch, seed=seed, step=step, lookups=lookups))
         return {
             name: -(batch.labels[name] * yes + (1 - batch.labels[name]) * no).sum()
             for name, (yes, no) in log_probabilities.items()
@@ -202,7 +202,7 @@ class GRM(nn.Module):
 
     def predict(self, batch: SampleBatch) -> dict[str, Tensor]:
         """Returns the logarithm of the probability of each label, (N,) float32."""
-        return {name: yes for name, (yes, _) in self._log_probabilities(self.logits(batch)).items()}
+        return {name: yes for name, (yes, _) in self.log_probabilities(self.logits(batch)).items()}
 
     def logits(
         self, batch: SampleBatch, *, seed: int = 0, step: int = 0, lookups: PendingBatch | None = None
@@ -213,12 +213,22 @@ class GRM(nn.Module):
             raise ValueError(
                 f"a sample has {tokens.sequences.max_length} tokens, and max_length is {self.config.max_length}"
             )
-        encoded = self.stack(tokens.x, tokens.sequences).index_select(0, tokens.targets)
+        return self.score(
+            self.stack(tokens.x, tokens.sequences).index_select(0, tokens.targets), tokens.target_embeddings
+        )
+
+    def score(self, encoded: Tensor, target_embeddings: Tensor) -> Tensor:
+        """Returns the logits of all tasks, (N, K) float32.
+
+        Args:
+            encoded: (N, E) outputs of the stack for the targets.
+            target_embeddings: as in ``EncodedTokens``.
+        """
         num_targets = len(encoded)
         mixed = self.mmoe(pad_rows(encoded, padded_rows(num_targets, encoded.device)))[:num_targets]
         logits: Tensor = (mixed * self.heads).sum(2) + self.head_bias
         if self.wide is not None:
-            logits = logits + self.wide(tokens.target_embeddings)
+            logits = logits + self.wide(target_embeddings)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def flops(self, batch: SampleBatch, *, backward: bool = False) -> float:
@@ -240,8 +250,8 @@ class GRM(nn.Module):
         of_attention = self.config.num_layers * attention
         return 3 * products + 3.5 * of_attention if backward else products + of_attention
 
-    def _log_probabilities(self, logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Returns log p and log(1 - p) of each label, (N,) each."""
+    def log_probabilities(self, logits: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Returns log p and log(1 - p) of each label, (N,) each, for logits (N, K)."""
         columns = dict(zip(self.schema.labels, logits.unbind(1), strict=True))
         return {name: log_product([columns[each] for each in chain]) for name, chain in self._chains.items()}
 

@@ -6,6 +6,7 @@ Tables are saved apart from the rest: each rank has rows of its own, and the res
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class TrainedState:
 
     def dense(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside the tables."""
-        prefixes = self._table_prefixes()
+        prefixes = _table_prefixes(self.model, self.tables)
         model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
         return {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
@@ -71,7 +72,7 @@ class TrainedState:
             TrainingCheckpointError: it cannot be read, or is of another model.
         """
         dense = Checkpoints.load_dense(path)
-        self._load_model(path, dense["model"])
+        load_weights(path, dense["model"], self.model, self.tables)
         for group, own in zip(dense["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
             group.update({name: value for name, value in own.items() if name != "params"})
         self.optimizer.load_state_dict(dense["optimizer"])
@@ -79,19 +80,28 @@ class TrainedState:
         for index, collection in enumerate(self.tables):
             collection.load(path / f"tables_{index}")
 
-    def _load_model(self, path: Path, weights: dict[str, torch.Tensor]) -> None:
-        prefixes = self._table_prefixes()
-        try:
-            missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        except RuntimeError as error:  # A shape differs.
-            raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
-        missing = [name for name in missing if not name.startswith(prefixes)]
-        if missing or unexpected:
-            raise TrainingCheckpointError(
-                f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has in addition "
-                f"{unexpected or 'nothing'}"
-            )
 
-    def _table_prefixes(self) -> tuple[str, ...]:
-        """Returns how names of the tables begin in the state of the model."""
-        return tuple(f"{name}." for name, module in self.model.named_modules() if module in self.tables)
+def load_weights(
+    path: Path, weights: Mapping[str, torch.Tensor], model: torch.nn.Module, tables: Sequence[HashTableCollection]
+) -> None:
+    """Loads the weights of a checkpoint into a model, except those of its tables.
+
+    Raises:
+        TrainingCheckpointError: the checkpoint at ``path`` is of another model.
+    """
+    prefixes = _table_prefixes(model, tables)
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # A shape differs.
+        raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
+    missing = [name for name in missing if not name.startswith(prefixes)]
+    if missing or unexpected:
+        raise TrainingCheckpointError(
+            f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has in addition "
+            f"{unexpected or 'nothing'}"
+        )
+
+
+def _table_prefixes(model: torch.nn.Module, tables: Sequence[HashTableCollection]) -> tuple[str, ...]:
+    """Returns how names of the tables begin in the state of the model."""
+    return tuple(f"{name}." for name, module in model.named_modules() if module in tables)

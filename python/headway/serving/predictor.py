@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Predictor``: predictions of a package in one process, without an engine.
+
+It defines what a server must answer: the same package and bucket give the same bits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import headway.ops  # noqa: F401  (defines torch.ops.headway, which compiled parts may call)
+from headway.embedding import LOCAL, FeatureConfig, HashTableCollection, TableConfig
+from headway.embedding.config import NoOptimizer
+from headway.serving.package import TABLES_NAME, Bucket, Manifest, PackageError
+from headway.serving.requests import Request, RequestError, dense_inputs, sizes_of
+
+
+class Predictor:
+    """Loads a package into host memory.
+
+    Args:
+        folder: of the package.
+
+    Attributes:
+        manifest: of the package.
+
+    Raises:
+        PackageError: a file is missing or altered, or another torch has compiled the dense part.
+        CheckpointError: the tables are damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self.manifest = Manifest.read(folder)
+        if self.manifest.torch_version != torch.__version__:
+            raise PackageError(
+                f"{folder} was compiled by torch {self.manifest.torch_version}, and this is {torch.__version__}"
+            )
+        self.manifest.expect_files(folder)
+        self._tables = HashTableCollection(
+            tables=[
+                TableConfig(
+                    each.name,
+                    dim=each.dim,
+                    optimizer=NoOptimizer(),
+                    initializer=each.make_initializer(),
+                    unknown=each.unknown,
+                )
+                for each in self.manifest.tables
+            ],
+            features=[
+                FeatureConfig(each.name, table=each.table, pooling=each.pooling) for each in self.manifest.features
+            ],
+            process_group=LOCAL,
+            seed=self.manifest.seed,
+        )
+        self._tables.load(folder / TABLES_NAME, strict=False, embeddings_only=True)
+        self._tables.eval()
+        self._parts = {
+            part.bucket: torch._inductor.aoti_load_package(str(folder / part.file)) for part in self.manifest.parts
+        }
+
+    @torch.no_grad()
+    def predict(self, request: Request, *, bucket: Bucket | None = None) -> dict[str, Tensor]:
+        """Returns the outputs for each item, (N, ...) by name.
+
+        Args:
+            request: the items, of one user or several.
+            bucket: one of the package, to which the batch is padded; None: the smallest that holds it.
+
+        Raises:
+            RequestError: the request does not fit the model, or no bucket holds it.
+        """
+        sizes = sizes_of(request, self.manifest)
+        if bucket is None:
+            part = self.manifest.bucket_for(sizes.items, sizes.users, sizes.tokens)
+            if part is None:
+                raise RequestError(f"{sizes}: no bucket holds it; the largest is {max(self._parts)}")
+            bucket = part.bucket
+        elif not bucket.holds(sizes.items, sizes.users, sizes.tokens):
+            raise RequestError(f"{sizes}: {bucket} does not hold it")
+        embeddings = self._tables(dict(request.features))
+        outputs = self._parts[bucket](*dense_inputs(self.manifest, bucket, request, embeddings, sizes))
+        return {name: out[: sizes.items] for name, out in zip(self.manifest.outputs, outputs, strict=True)}

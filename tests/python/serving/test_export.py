@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages predict what the model does in ``eval()``, with the same bits whatever else is in a batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from headway.embedding import LOCAL, FeatureConfig, HashTableCollection, Sgd, TableConfig
+from headway.serving import (
+    Bucket,
+    DenseFeature,
+    Manifest,
+    PackageError,
+    Predictor,
+    Request,
+    RequestError,
+    ServedFeature,
+    export,
+)
+from torch import Tensor, nn
+
+DIM = 8
+FEATURES = [ServedFeature(name="item", table="item"), ServedFeature(name="shops", table="shop", pooling="mean")]
+DENSE = [DenseFeature(name="price", width=2)]
+BUCKETS = [Bucket(4), Bucket(16)]
+
+
+class ClickModel(nn.Module):
+    """A perceptron on two pooled features and a dense one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(2 * DIM + 2, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(
+        self, embeddings: Mapping[str, Tensor], lengths: Mapping[str, Tensor], dense: Mapping[str, Tensor], items: None
+    ) -> dict[str, Tensor]:
+        logits = self.layers(torch.cat([embeddings["item"], embeddings["shops"], dense["price"]], dim=1))
+        return {"click": logits[:, 0].sigmoid(), "logits": logits}
+
+
+def make_tables() -> HashTableCollection:
+    """Tables whose rows 0 to 99 were trained."""
+    tables = HashTableCollection(
+        tables=[TableConfig(name, dim=DIM, optimizer=Sgd(lr=0.5)) for name in ("item", "shop")],
+        features=[FeatureConfig("item", table="item"), FeatureConfig("shops", table="shop", pooling="mean")],
+        process_group=LOCAL,
+        seed=7,
+    )
+    ids, ones = torch.arange(100), torch.ones(100, dtype=torch.int64)
+    sum(each.square().sum() for each in tables({"item": (ids, ones), "shops": (ids, ones)}).values()).backward()  # type: ignore[union-attr]
+    tables.optimizer.step()
+    return tables
+
+
+def request_of(ids: Tensor) -> Request:
+    """Items with one id, 0 to 2 shops and a price each. Ids from 100 on are unknown."""
+    shops = ids % 3
+    return Request(
+        features={
+            "item": (ids, torch.ones_like(ids)),
+            "shops": (torch.repeat_interleave(ids, shops), shops),
+        },
+        dense={"price": torch.stack([ids / 100, 1 - ids / 50], dim=1).float()},
+    )
+
+
+@pytest.fixture(scope="module")
+def tables() -> HashTableCollection:
+    return make_tables()
+
+
+@pytest.fixture(scope="module")
+def package(tables: HashTableCollection, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package") / "v1"
+    export(folder, ClickModel(), tables, features=FEATURES, dense_features=DENSE, buckets=BUCKETS, version="v1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(package: Path) -> Predictor:
+    return Predictor(package)
+
+
+def test_predictions_are_those_of_the_model(predictor: Predictor, tables: HashTableCollection) -> None:
+    request = request_of(torch.tensor([5, 99, 1234567, 0, 7, 7, -3]))
+    tables.eval()
+    with torch.no_grad():
+        expected = ClickModel().eval()(tables(dict(request.features)), {}, request.dense, None)
+    found = predictor.predict(request)
+    assert set(found) == {"click", "logits"} and found["logits"].shape == (7, 2)
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_neighbours_and_places_do_not_change_a_bit(predictor: Predictor) -> None:
+    ids = torch.arange(90, 106)
+    alone = [predictor.predict(request_of(ids[i : i + 1]), bucket=Bucket(16))["logits"] for i in range(16)]
+    together = predictor.predict(request_of(ids))["logits"]
+    assert torch.equal(torch.cat(alone), together)
+    order = torch.randperm(16)
+    assert torch.equal(predictor.predict(request_of(ids[order]))["logits"], together[order])
+
+
+def test_the_smallest_bucket_is_taken(predictor: Predictor) -> None:
+    manifest = predictor.manifest
+    assert [part.bucket for part in manifest.parts] == BUCKETS and manifest.version == "v1"
+    found = [manifest.bucket_for(items, 0, 0) for items in (0, 4, 5, 16, 17)]
+    assert [each and each.bucket for each in found] == [Bucket(4), Bucket(4), Bucket(16), Bucket(16), None]
+
+
+def test_a_request_without_items_has_no_predictions(predictor: Predictor) -> None:
+    assert predictor.predict(request_of(torch.arange(0)))["logits"].shape == (0, 2)
+
+
+ITEM = torch.tensor([1, 2])
+ONES = torch.tensor([1, 1])
+SHOPS = (torch.tensor([3]), torch.tensor([0, 1]))
+PRICE = torch.zeros(2, 2)
+REFUSALS: dict[str, tuple[Request, str]] = {
+    "a missing feature": (Request(features={"item": (ITEM, ONES)}, dense={"price": PRICE}), "feature shops is missing"),
+    "an unknown feature": (
+        Request(features={"item": (ITEM, ONES), "shops": SHOPS, "colour": SHOPS}, dense={"price": PRICE}),
+        "there is no feature colour, only item, shops",
+    ),
+    "a missing dense feature": (
+        Request(features={"item": (ITEM, ONES), "shops": SHOPS}),
+        "dense feature price is missing",
+    ),
+    "another dtype": (
+        Request(features={"item": (ITEM.int(), ONES), "shops": SHOPS}, dense={"price": PRICE}),
+        r"item.ids must be torch.int64 \(2,\), not torch.int32",
+    ),
+    "another width": (
+        Request(features={"item": (ITEM, ONES), "shops": SHOPS}, dense={"price": torch.zeros(2, 3)}),
+        r"price must be torch.float32 \(2, 2\)",
+    ),
+    "a negative length": (
+        Request(features={"item": (ITEM, ONES), "shops": (SHOPS[0], torch.tensor([-1, 2]))}, dense={"price": PRICE}),
+        "shops.lengths: a length is negative",
+    ),
+    "lengths that do not add up": (
+        Request(features={"item": (ITEM, ONES), "shops": (SHOPS[0], torch.tensor([1, 1]))}, dense={"price": PRICE}),
+        "shops.lengths add up to 2, and there are 1 ids",
+    ),
+    "users without features": (
+        Request(features={"item": (ITEM, ONES), "shops": SHOPS}, dense={"price": PRICE}, items=torch.tensor([2])),
+        "items is given, and the model has no features of users",
+    ),
+    "too many items": (request_of(torch.arange(17)), "no bucket holds it; the largest is Bucket\\(items=16"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_request_that_does_not_fit_is_refused_by_name(predictor: Predictor, what: str) -> None:
+    request, message = REFUSALS[what]
+    with pytest.raises(RequestError, match=message):
+        predictor.predict(request)
+
+
+def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> None:
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(package, tmp_path / name))
+
+    cut = copy("cut")
+    part = cut / Manifest.read(cut).parts[0].file
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(PackageError, match=r"dense_4_0_0\.pt2 was truncated or altered"):
+        Predictor(cut)
+    lost = copy("lost")
+    (lost / Manifest.read(lost).parts[1].file).unlink()
+    with pytest.raises(PackageError, match=r"dense_16_0_0.pt2 cannot be read: No such file"):
+        Predictor(lost)
+    altered = copy("altered")
+    text = (altered / "manifest.json").read_text()
+    (altered / "manifest.json").write_text(text.replace("click", "clock"))
+    with pytest.raises(PackageError, match="it has another format, or was altered"):
+        Predictor(altered)
+    other = copy("other")
+    manifest = Manifest.read(other)
+    Manifest(**{**vars(manifest), "torch_version": "1.0"}).write(other)
+    with pytest.raises(PackageError, match=r"compiled by torch 1\.0, and this is"):
+        Predictor(other)
+    with pytest.raises(PackageError, match="is not the manifest of a model for serving"):
+        Predictor(tmp_path)
+
+
+class InBatch(ClickModel):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, *inputs: object) -> dict[str, Tensor]:
+        logits = super().forward(*inputs)["logits"]  # type: ignore[arg-type]
+        return {"logits": logits - logits.mean(0)}
+
+
+def test_what_cannot_be_served_is_refused(tables: HashTableCollection, tmp_path: Path) -> None:
+    def refuse(message: str, **changes: object) -> None:
+        arguments: dict[str, object] = {"features": FEATURES, "dense_features": DENSE, "buckets": BUCKETS} | changes
+        dense = arguments.pop("dense", ClickModel())
+        with pytest.raises(PackageError, match=message):
+            export(tmp_path / "new", dense, tables, **arguments)  # type: ignore[arg-type]
+        assert not (tmp_path / "new").exists()
+
+    refuse("output logits of an item changes by .* with the other items of its batch", dense=InBatch())
+    refuse("feature item: there is no table goods", features=[ServedFeature(name="item", table="goods")])
+    refuse("users must be 0", buckets=[Bucket(4, users=1)])
+    refuse("tokens must be 0", buckets=[Bucket(4, tokens=1)])
+    refuse("a package needs a bucket", buckets=[])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    with pytest.raises(PackageError, match="full is not empty"):
+        export(tmp_path / "full", ClickModel(), tables, features=FEATURES, dense_features=DENSE, buckets=BUCKETS)
+    assert (tmp_path / "full" / "notes").read_text() == "mine"
+
+
+def test_names_and_axes_of_features_are_checked() -> None:
+    with pytest.raises(ValueError, match="axis must be user or item, not 'shop'"):
+        ServedFeature(name="a", table="t", axis="shop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without pooling needs the name of a sequence"):
+        ServedFeature(name="a", table="t", axis="user", pooling=None)
+    with pytest.raises(ValueError, match="sequences belong to users"):
+        ServedFeature(name="a", table="t", pooling=None, sequence="s")
+
+
+def test_the_manifest_is_plain_json(package: Path) -> None:
+    body = json.loads(json.loads((package / "manifest.json").read_text())["manifest"])
+    assert body["tables"][0] == {
+        "name": "item",
+        "dim": DIM,
+        "unknown": "initial",
+        "initializer": {"kind": "uniform", "low": -0.05, "high": 0.05},
+    }
+    assert body["seed"] == 7
