@@ -122,7 +122,8 @@ void AllToAllChannel::arrived(int source, Tag tag) {
   }
   if (tag.fragment == kRevokedFragment) return revocation_arrived(source, seq);
   if (!mark(arrivals_, seq, source)) return;
-  if (seq < num_started_) receive_block(*operations_[seq - num_completed_], source);
+  if (seq < num_started_) return receive_block(*operations_[seq - num_completed_], source);
+  num_seen_early_ = std::max(num_seen_early_, seq + 1);
 }
 
 bool AllToAllChannel::mark(std::vector<std::uint64_t>& marks, std::uint64_t seq, int source) {

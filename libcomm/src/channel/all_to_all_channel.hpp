@@ -45,6 +45,9 @@ class AllToAllChannel {
   [[nodiscard]] bool idle() const { return operations_.empty(); }
   /// All operations below this number are complete: the number of the oldest pending one.
   [[nodiscard]] std::uint64_t num_completed() const { return num_completed_; }
+  /// One more than the number of the newest all-to-all that a peer has posted and this rank has not started, as far as
+  /// it knows; 0 if there is none.
+  [[nodiscard]] std::uint64_t num_ahead() const { return num_seen_early_ > num_started_ ? num_seen_early_ : 0; }
   /// Must this rank act without a further arrival? True if an operation is not posted, a large block may have to be
   /// fetched, or a revoked block is not sent.
   [[nodiscard]] bool needs_polling() const {
@@ -121,12 +124,13 @@ class AllToAllChannel {
   std::size_t large_bytes_;  ///< A block of this size may come as an RTS.
   AllToAllSender sender_;
   AllToAllObservers observers_;
-  std::uint64_t num_started_ = 0;    ///< Number of operations started: number of the next one.
-  std::uint64_t num_posted_ = 0;     ///< All operations below this number are posted: sent to every peer.
-  int num_with_large_blocks_ = 0;    ///< Pending operations with has_large_blocks.
-  std::uint64_t num_completed_ = 0;  ///< All operations below this number are complete.
-  std::size_t front_slot_ = 0;       ///< num_completed_ mod depth.
-  std::size_t started_slot_ = 0;     ///< num_started_ mod depth.
+  std::uint64_t num_started_ = 0;     ///< Number of operations started: number of the next one.
+  std::uint64_t num_seen_early_ = 0;  ///< Messages of operations from num_started_ on came up to this number.
+  std::uint64_t num_posted_ = 0;      ///< All operations below this number are posted: sent to every peer.
+  int num_with_large_blocks_ = 0;     ///< Pending operations with has_large_blocks.
+  std::uint64_t num_completed_ = 0;   ///< All operations below this number are complete.
+  std::size_t front_slot_ = 0;        ///< num_completed_ mod depth.
+  std::size_t started_slot_ = 0;      ///< num_started_ mod depth.
   std::deque<std::shared_ptr<AllToAllOperation>> operations_;  ///< Operations num_completed_ to num_started_ - 1.
   /// (depth, size) Number + 1 of the newest operation whose message has arrived.
   std::vector<std::uint64_t> arrivals_;

@@ -74,6 +74,7 @@ GroupCore::GroupCore(std::unique_ptr<Endpoint> endpoint, GroupOptions options, R
       waiters_(context().endpoint()),
       peer_reports_(size_),
       survivors_(rank_, size_),
+      ahead_callbacks_(static_cast<std::size_t>(options_.num_channels)),
       background_(*this, context().endpoint(), std::move(progress_thread)) {
   background_.start();
 }
@@ -111,6 +112,7 @@ void GroupCore::ProgressLock::yield() {
 void GroupCore::end_call() noexcept {
   try {
     context().submit();
+    if (num_ahead_callbacks_ > 0) tell_of_peers_ahead();
     background_.update();
   } catch (std::exception const& error) {
     context().report_error(error.what());  // The group fails with it at the next check.
@@ -263,6 +265,30 @@ bool GroupCore::call_when_done(ProgressLock& lock, OperationState& operation, st
   operation.add_callback(std::move(callback));
   ++num_callbacks_;
   return true;
+}
+
+void GroupCore::on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback) {
+  auto& present = ahead_callbacks_[static_cast<std::size_t>(channel)];
+  if (present.call) {
+    callbacks_.submit([before = std::move(present.call)] {});  // Destroyed there, under no lock.
+    --num_ahead_callbacks_;
+  }
+  present = {};
+  if (!callback) return;
+  callbacks_.ensure_started();
+  present.call = std::make_shared<std::function<void(std::uint64_t seq)> const>(std::move(callback));
+  ++num_ahead_callbacks_;
+}
+
+void GroupCore::tell_of_peers_ahead() {
+  if (failed_) return;
+  for (std::size_t channel = 0; channel < ahead_callbacks_.size(); ++channel) {
+    auto& [call, num_told] = ahead_callbacks_[channel];
+    std::uint64_t const num_ahead = channels_.all_to_all(static_cast<int>(channel)).num_ahead();
+    if (!call || num_ahead <= num_told) continue;
+    num_told = num_ahead;
+    callbacks_.submit([call = call, seq = num_ahead - 1] { (*call)(seq); });
+  }
 }
 
 void GroupCore::throw_if_failed() const {

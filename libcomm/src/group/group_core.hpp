@@ -99,8 +99,12 @@ class GroupCore final : private ArrivalSink {
   [[nodiscard]] bool call_when_done(ProgressLock& lock, OperationState& operation, std::function<void()>& callback,
                                     std::chrono::microseconds poll_time);
   [[nodiscard]] bool has_callbacks() const { return num_callbacks_ > 0; }
+  /// See GroupMonitor::on_peer_ahead().
+  void on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback);
   /// Must the progress thread act on each arrival? Yes for callbacks, and for waiters that leave arrivals to it.
-  [[nodiscard]] bool needs_events() const { return num_callbacks_ > 0 || num_background_waits_ > 0; }
+  [[nodiscard]] bool needs_events() const {
+    return num_callbacks_ > 0 || num_background_waits_ > 0 || num_ahead_callbacks_ > 0;
+  }
   [[nodiscard]] Waiters& waiters() { return waiters_; }
 
   // Failure.
@@ -151,6 +155,8 @@ class GroupCore final : private ArrivalSink {
   void lost(int peer, std::string_view reason) override;
 
   void end_call() noexcept;
+  /// Submits the callbacks of on_peer_ahead() for which peers have gone on.
+  void tell_of_peers_ahead();
   /// Wakes the waiters of operations that are done, and hands their callbacks to the callback thread. Clears `done`.
   void release(GroupChannels::Operations& done);
   /// Sleeps until `until`, an event, or the end of `operation`.
@@ -198,6 +204,14 @@ class GroupCore final : private ArrivalSink {
   bool has_left_ = false;                ///< This rank sent its leave message.
   Clock::time_point symptom_seen_at_{};  ///< When a symptom was first seen; the epoch: never.
   Clock::time_point deadlines_due_{};    ///< When deadlines must be looked at next.
+
+  /// A callback of on_peer_ahead(), and the number of the last all-to-all that it was called with, plus 1.
+  struct AheadCallback {
+    std::shared_ptr<std::function<void(std::uint64_t seq)> const> call;
+    std::uint64_t num_told = 0;
+  };
+  std::vector<AheadCallback> ahead_callbacks_;  ///< (channels)
+  int num_ahead_callbacks_ = 0;                 ///< Those that are set.
 
   std::atomic<GroupObserver*> observer_ = nullptr;  ///< Changed and called under the lock only.
   /// Texts of peers' observers that came before this rank had an observer: (peer, text).

@@ -23,6 +23,13 @@ std::string GroupMonitorImpl::address(int peer) const {
   return at < addresses.size() && !addresses[at].empty() ? addresses[at] : "127.0.0.1";
 }
 
+void GroupMonitorImpl::on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback) {
+  core_.expect_channel(channel, "on_peer_ahead");
+  ProgressLock const lock(core_);
+  core_.on_peer_ahead(channel, std::move(callback));
+  core_.progress();  // What arrived before.
+}
+
 Status GroupMonitorImpl::health() {
   ProgressLock const lock(core_);
   core_.progress();

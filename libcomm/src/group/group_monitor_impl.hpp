@@ -3,6 +3,8 @@
 
 #include "headway/comm/group_monitor.hpp"
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,7 @@ class GroupMonitorImpl final : public GroupMonitor {
   [[nodiscard]] std::string address(int peer) const override;
   [[nodiscard]] std::string own_address() const override { return connection_info_.own_address; }
   [[nodiscard]] std::string const& generation() const override { return connection_info_.generation; }
+  void on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback) override;
   [[nodiscard]] Status health() override;
   [[nodiscard]] GroupStats stats() override;
   void reset_stats() override;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,15 @@ class GroupMonitor {
   /// Random text, the same on all ranks of this group. Groups connected earlier or later under the same name have other
   /// texts.
   [[nodiscard]] virtual std::string const& generation() const = 0;
+
+  /// Calls `callback` with the number of an all-to-all of `channel` that a peer has posted and this rank has not
+  /// started: the newest known one, and again for later ones only. A rank that has nothing to send learns by it that
+  /// peers wait for it. The group's callback thread runs it, also while no thread of this rank is in the library, under
+  /// the terms of Group::on_done(); not after the group has failed. It replaces the callback of before; an empty one
+  /// ends the calls, though one that has begun may still run. While a callback is set, a message that arrives while
+  /// this rank is not in the library costs its sender a system call.
+  /// @throws SystemError if the system has no thread left
+  virtual void on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback) = 0;
 
   /// First failure of the group, or ok. Cheap. Detects a lost peer even if no operation is pending.
   [[nodiscard]] virtual Status health() = 0;
