@@ -250,6 +250,7 @@ class FailingExchanger final : public Exchanger {
   class Done final : public Exchange {
    public:
     void wait() override {}
+    [[nodiscard]] bool is_done() override { return true; }
   };
 
   int fails_at_;

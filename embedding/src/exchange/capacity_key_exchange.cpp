@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace headway::embedding {
@@ -58,9 +59,18 @@ class CapacityKeyExchange final : public KeyExchange {
 
   [[nodiscard]] SentSizes start_keys() override { return sent_; }
 
+  [[nodiscard]] bool is_ready() override {
+    if (!rests_) {
+      if (!exchange_->is_done()) return false;
+      start_rests();
+    }
+    return std::ranges::all_of(rest_messages_, [](auto const& message) { return message->is_done(); });
+  }
+
   [[nodiscard]] std::vector<ReceivedKeys> finish() override {
-    exchange_->wait();
-    auto rests = exchange_rests();
+    if (!rests_) start_rests();
+    for (auto const& message : rest_messages_) message->wait();
+    auto& rests = *rests_;
     std::size_t const num_ranks = sends_.num_ranks();
     std::vector<ReceivedKeys> tables;
     for (std::size_t table = 0; table < num_tables(); ++table) {
@@ -69,7 +79,7 @@ class CapacityKeyExchange final : public KeyExchange {
       tables.push_back(received_keys(device_, std::move(sizes)));
     }
     decode(rests, tables);
-    for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    for (std::size_t rank = 0; rank < num_ranks && room_.grows; ++rank) {
       auto const grow = [&](std::size_t& keys, std::size_t words) {
         keys = std::max(keys, std::bit_ceil((words - num_tables()) / kWordsPerKey));
       };
@@ -139,26 +149,24 @@ class CapacityKeyExchange final : public KeyExchange {
     return words;
   }
 
-  /// Sends what did not fit, and waits for what did not fit of others. @returns (ranks) the ends of their messages
-  [[nodiscard]] RankBlocks<std::uint64_t> exchange_rests() {
+  /// Waits for the first messages, then starts to send what did not fit, and to receive what did not fit of others.
+  void start_rests() {
+    exchange_->wait();
     std::vector<std::size_t> sizes;
     for (std::size_t rank = 0; rank < receives_.num_ranks(); ++rank) {
       sizes.push_back(num_words(receives_[rank]) - num_received(rank));
     }
-    RankBlocks<std::uint64_t> rests(device_, sizes);
-    std::vector<std::unique_ptr<Exchanger::Exchange>> messages;
+    auto& rests = rests_.emplace(device_, sizes);
     for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
       auto const peer = static_cast<int>(rank);
       Words const rest = Words(sends_[rank]).subspan(first_words_[rank]);
       if (!rest.empty()) {
-        messages.push_back(exchanger_.send(std::as_bytes(rest), peer, number_, memory_of(sends_, rests)));
+        rest_messages_.push_back(exchanger_.send(std::as_bytes(rest), peer, number_, memory_of(sends_, rests)));
       }
       if (sizes[rank] == 0) continue;
-      messages.push_back(
+      rest_messages_.push_back(
           exchanger_.receive(std::as_writable_bytes(rests[rank]), peer, number_, memory_of(sends_, rests)));
     }
-    for (auto const& message : messages) message->wait();
-    return rests;
   }
 
   void decode(RankBlocks<std::uint64_t>& rests, std::span<ReceivedKeys const> tables) {
@@ -198,6 +206,8 @@ class CapacityKeyExchange final : public KeyExchange {
   std::shared_ptr<std::vector<std::size_t>> received_bytes_;
   std::vector<std::size_t> first_words_;  ///< (ranks) Words of each message that go in the exchange.
   std::unique_ptr<Exchanger::Exchange> exchange_;
+  std::optional<RankBlocks<std::uint64_t>> rests_;  ///< (ranks) Set by start_rests().
+  std::vector<std::unique_ptr<Exchanger::Exchange>> rest_messages_;
 };
 
 }  // namespace

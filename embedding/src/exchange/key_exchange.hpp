@@ -16,13 +16,15 @@ namespace headway::embedding {
 constexpr std::size_t kWordsPerKey = 2;
 
 /// Room for keys in the messages between this rank and each other one. Both ranks of a pair know the same numbers: they
-/// follow from the messages of finished batches.
+/// follow from the messages of finished batches, or never change.
 struct KeyRoom {
   static constexpr std::size_t kFirst = 1024;  ///< Keys of the first message.
 
-  explicit KeyRoom(std::size_t num_ranks) : to_send(num_ranks, kFirst), to_receive(num_ranks, kFirst) {}
+  explicit KeyRoom(std::size_t num_ranks, std::size_t first = kFirst, bool may_grow = true)
+      : to_send(num_ranks, first), to_receive(num_ranks, first), grows(may_grow) {}
 
   std::vector<std::size_t> to_send, to_receive;  ///< (ranks) Keys.
+  bool grows;
 };
 
 /// Keys of a merged table (tables of equal options that share storage) that go to their owners.
@@ -54,6 +56,9 @@ class KeyExchange {
   /// Starts to send the keys, unless that has been done. Waits for sizes if they travel first.
   /// @returns the sizes that this rank sends
   [[nodiscard]] virtual SentSizes start_keys() = 0;
+  /// Would finish() return without a wait? Starts messages that follow from those that came. Only where no sizes travel
+  /// first.
+  [[nodiscard]] virtual bool is_ready() { return false; }
   /// Waits for the keys of all ranks.
   /// @returns the received keys of each merged table, sorted by rank
   [[nodiscard]] virtual std::vector<ReceivedKeys> finish() = 0;

@@ -43,6 +43,7 @@ class LocalExchanger final : public Exchanger {
   class Done final : public Exchange {
    public:
     void wait() override {}
+    [[nodiscard]] bool is_done() override { return true; }
   };
 };
 

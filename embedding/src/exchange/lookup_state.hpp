@@ -69,6 +69,29 @@ class StepsInUse {
   std::multiset<std::uint32_t> steps_;
 };
 
+/// Numbers of the batches that have begun and have not read their rows. Batches may be destroyed on other threads than
+/// that of the tables.
+class BatchOrder {
+ public:
+  void add(std::uint64_t number) {
+    std::lock_guard const lock(mutex_);
+    numbers_.insert(number);
+  }
+  void remove(std::uint64_t number) {
+    std::lock_guard const lock(mutex_);
+    numbers_.erase(number);
+  }
+  /// Is there no earlier one?
+  [[nodiscard]] bool is_first(std::uint64_t number) const {
+    std::lock_guard const lock(mutex_);
+    return numbers_.empty() || *numbers_.begin() >= number;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::uint64_t> numbers_;
+};
+
 /// The features of a merged table, one after the other.
 struct Inputs {
   Block<std::uint64_t> ids;       ///< (K)
@@ -143,11 +166,21 @@ struct ShardedTable::Batch::State {
   ShardedTable const* owner = nullptr;
   std::shared_ptr<StepsInUse> steps_in_use{};
   std::uint32_t step = 0;
+  std::shared_ptr<BatchOrder> order{};  ///< Holds `number` until the rows are read.
+  std::uint64_t number = 0;             ///< Of the batch, from 0.
 
   State() = default;
   State(State const&) = delete;
   State& operator=(State const&) = delete;
-  ~State() { release_rows(); }
+  ~State() {
+    release_rows();
+    leave_order();
+  }
+  /// Later batches may read their rows.
+  void leave_order() {
+    if (order != nullptr) order->remove(number);
+    order = nullptr;
+  }
   /// Its rows are no longer in use.
   void release_rows() {
     if (steps_in_use != nullptr) steps_in_use->remove(step);

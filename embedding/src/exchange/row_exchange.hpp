@@ -34,6 +34,8 @@ class RowExchange {
   /// @param flags (N) floats that go to every rank, such as which tables have gradients
   RowExchange(BatchDevice& device, Exchanger& exchanger, std::span<SentRows const> tables, Block<float> const& flags);
 
+  /// Would finish() return without a wait?
+  [[nodiscard]] bool is_ready() { return exchange_->is_done(); }
   /// Waits. @returns the received rows of each merged table, sorted by rank
   [[nodiscard]] std::vector<Block<float>> finish();
   /// (ranks, N) The flags of all ranks, after finish().

@@ -78,7 +78,11 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
     : exchanger_(std::move(exchanger)),
       options_(std::move(options)),
       merged_(tables.begin(), tables.end()),
-      key_room_(std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))),
+      key_room_(options_.row_exchanger == nullptr
+                    ? std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()))
+                    : std::make_unique<KeyRoom>(static_cast<std::size_t>(exchanger_->size()), options_.key_room,
+                                                /*may_grow=*/false)),
+      order_(std::make_shared<BatchOrder>()),
       steps_in_use_(std::make_shared<StepsInUse>()) {
   std::string error;  // Told to the other ranks, which would wait for this one.
   std::exception_ptr failure;
@@ -93,6 +97,9 @@ ShardedTable::ShardedTable(std::span<MergedTable const> tables, std::unique_ptr<
 }
 
 void ShardedTable::make_tables() {
+  base::expects(options_.row_exchanger == nullptr || (options_.row_exchanger->rank() == exchanger_->rank() &&
+                                                      options_.row_exchanger->size() == exchanger_->size()),
+                "row_exchanger is of other ranks");
   base::expects(is_alone() || options_.device->is_host() || exchanger_->takes_device_memory(),
                 "the exchanger does not take the memory of a device, in which these tables are");
   for (std::size_t merged = 0; merged < merged_.size(); ++merged) {
@@ -112,7 +119,8 @@ void ShardedTable::make_tables() {
 ShardedTable::~ShardedTable() = default;
 
 void ShardedTable::expect_agreement(std::string const& error, std::exception_ptr const& failure) {
-  std::string const own = failure == nullptr ? describe(merged_, options_.dedup) : "an error: " + error;
+  std::string own = failure == nullptr ? describe(merged_, options_.dedup) : "an error: " + error;
+  if (options_.row_exchanger != nullptr) own += "; room for " + std::to_string(options_.key_room) + " keys";
   auto const all = exchanger_->all_gather(own);
   if (failure != nullptr) std::rethrow_exception(failure);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -185,7 +193,9 @@ void ShardedTable::start(Batch& batch) {
     if (!state.has_unique_keys) lookup.unique = unique(lookup.inputs.keys(), Dedup::kFirst);
   }
   if (!is_alone()) send_keys(batch);
-  ++num_begun_;
+  state.number = num_begun_++;
+  state.order = order_;
+  order_->add(state.number);
   state.owner = this;
   state.has_unique_keys = true;
   steps_in_use_->add(step_);
@@ -249,6 +259,33 @@ void ShardedTable::start_embeddings(Batch& batch) { advance(batch, LookupStage::
 void ShardedTable::finish(Batch& batch) {
   base::expects(batch.state_->stage < LookupStage::kFinished, "finish: the batch is finished, or could not be");
   advance(batch, LookupStage::kFinished);
+}
+
+bool ShardedTable::poll(Batch& batch) {
+  expect_own(batch);
+  auto& state = *batch.state_;
+  if (state.stage == LookupStage::kFinished) return true;
+  if (!is_alone()) {
+    base::expects(options_.row_exchanger != nullptr, "poll: several ranks need ShardedTableOptions::row_exchanger");
+    base::expects(exchanger_->takes_capacities() && options_.device->is_host(),
+                  "poll: several ranks need an exchanger that takes capacities, and host memory");
+    base::expects(state.stage != LookupStage::kReadAhead, "poll: the batch is read ahead");
+    base::expects(state.stage != LookupStage::kFailed, "the lookup of the batch has failed");
+    auto const is_ready = [&](auto& exchange) {
+      ExchangeScope scope(is_broken_, /*is_alone=*/false);
+      auto const stage = std::exchange(state.stage, LookupStage::kFailed);  // It stays so after an exception.
+      bool const result = exchange.is_ready();
+      state.stage = stage;
+      scope.succeed();
+      return result;
+    };
+    bool const has_keys = state.stage >= LookupStage::kLookedUp;
+    if (!has_keys && (!order_->is_first(state.number) || !is_ready(*state.keys))) return false;
+    advance(batch, LookupStage::kEmbeddingsSent);
+    if (!is_ready(*state.embeddings)) return false;
+  }
+  advance(batch, LookupStage::kFinished);
+  return true;
 }
 
 void ShardedTable::take_sizes(Batch& batch) {
@@ -375,8 +412,10 @@ void ShardedTable::send_embeddings(Batch& batch) {
           {.values = std::move(values), .width = widths_[merged], .sent = lookup.received, .received = lookup.sent});
     }
   }
+  state.leave_order();
   if (is_alone()) return;
-  state.embeddings = std::make_unique<RowExchange>(*options_.device, *exchanger_, rows, state.refused);
+  auto& exchanger = options_.row_exchanger == nullptr ? *exchanger_ : *options_.row_exchanger;
+  state.embeddings = std::make_unique<RowExchange>(*options_.device, exchanger, rows, state.refused);
   traffic_.vector_bytes += state.embeddings->num_sent() * sizeof(float);
 }
 

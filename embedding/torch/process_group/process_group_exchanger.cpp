@@ -37,6 +37,7 @@ class Started final : public Exchanger::Exchange {
     if (work_ != nullptr) work_->wait();
     work_.reset();
   }
+  [[nodiscard]] bool is_done() override { return work_ == nullptr || work_->isCompleted(); }
   void wait_on(CudaStream stream) override {
     // The number of a stream that is not torch's own is its address, as in c10::cuda::getStreamFromExternal(), which
     // this extension does not link.
@@ -176,6 +177,9 @@ class HeadwayGroupExchanger final : public Exchanger {
         : group_(std::move(group)), below_(std::move(below)) {}
     void wait() override {
       with_errors_of_torch([this] { below_->wait(); });
+    }
+    [[nodiscard]] bool is_done() override {
+      return with_errors_of_torch([this] { return below_->is_done(); });
     }
 
    private:

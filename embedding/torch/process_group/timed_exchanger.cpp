@@ -14,6 +14,7 @@ class TimedExchange final : public Exchanger::Exchange {
   TimedExchange(std::unique_ptr<Exchange> below, std::shared_ptr<WaitTimer> timer)
       : below_(std::move(below)), timer_(std::move(timer)) {}
   void wait() override { timer_->measure(*below_); }
+  [[nodiscard]] bool is_done() override { return below_->is_done(); }
   void wait_on(CudaStream stream) override { below_->wait_on(stream); }
 
  private:

@@ -26,6 +26,8 @@ class Exchanger {
     /// caller's stream waits instead of the host.
     /// @throws base::OperationError if a rank was lost, or the timeout of the group has expired
     virtual void wait() = 0;
+    /// Would wait() return at once? Does not wait.
+    [[nodiscard]] virtual bool is_done() = 0;
     /// CUDA only: this stream waits for the exchange.
     virtual void wait_on(CudaStream stream);
   };

@@ -84,6 +84,7 @@ class GroupExchanger final : public Exchanger {
     }
     Started(Started const&) = delete;
     Started& operator=(Started const&) = delete;
+    [[nodiscard]] bool is_done() override { return operation_ == nullptr || group_.test(*operation_); }
     void wait() override {
       if (operation_ == nullptr) return;
       base::expects(process_ == getpid(), "an exchange that the parent process has started is not the child's");

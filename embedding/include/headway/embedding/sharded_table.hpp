@@ -23,6 +23,7 @@ struct KeySplit;    // Keys that two steps share (src/exchange/lookup_state.hpp)
 class RowExchange;  // Exchange of rows (src/exchange/row_exchange.hpp).
 struct SentRows;    // Rows for an exchange (src/exchange/row_exchange.hpp).
 struct KeyRoom;     // Capacities of key messages between ranks (src/exchange/key_exchange.hpp).
+class BatchOrder;   // Batches that have not read their rows (src/exchange/lookup_state.hpp).
 class StepsInUse;   // Steps of the batches that exist (src/exchange/lookup_state.hpp).
 
 enum class LookupStage : std::uint8_t;  // In src/exchange/lookup_state.hpp.
@@ -45,6 +46,12 @@ struct ShardedTableOptions {
   /// Host memory only: threads of tables and deduplication. None: calls run on the caller's thread alone.
   std::shared_ptr<base::ThreadPool> thread_pool{};
   std::shared_ptr<BatchDevice> device{};  ///< Memory of tables and batches; none: host memory.
+  /// Exchanges embeddings, such as another channel of the group; none: the exchanger of the constructor. Several ranks
+  /// need it for poll(): batches then answer each other's keys in one order, whichever keys arrive first.
+  std::shared_ptr<Exchanger> row_exchanger{};
+  /// With `row_exchanger`: keys that a rank sends another one in its first message, which has room for as many. More go
+  /// in a second message. Equal on all ranks. Without `row_exchanger` the room grows with the batches.
+  std::size_t key_room = 1024;
 };
 
 /// Does a lookup count its keys and give rows to absent ones, or only read?
@@ -150,6 +157,13 @@ class ShardedTable {
   /// @throws base::OperationError if a rank is lost; base::UsageError if finish() was called before; std::bad_alloc and
   ///   std::length_error of Table
   void finish(Batch& batch);
+  /// Takes a lookup as far as it goes without a wait: finish(), for a caller that does other work meanwhile. Several
+  /// batches may be polled, in any order. A batch reads its rows only after those that were begun before it, so all
+  /// ranks have to poll or finish all batches. Several ranks need ShardedTableOptions::row_exchanger, and an exchanger
+  /// that takes capacities, in host memory.
+  /// @returns whether it is finished
+  /// @throws as finish(); base::UsageError also if several ranks lack what they need
+  [[nodiscard]] bool poll(Batch& batch);
   /// Writes the embeddings of all bags of the features of a merged table, in the order of the features: the weighted
   /// sum or mean of each list, or one embedding per id. One rank that reads rows without a copy sees what they have
   /// learned since finish(); with several ranks the embeddings are those of finish().
@@ -359,6 +373,7 @@ class ShardedTable {
   std::uint64_t num_begun_ = 0;  ///< Batches.
   std::uint32_t step_ = 0;
   bool is_broken_ = false;  ///< An exchange has failed: the ranks are out of step.
+  std::shared_ptr<BatchOrder> order_;
   std::shared_ptr<StepsInUse> steps_in_use_;
   std::vector<std::unique_ptr<Gradients>> pending_;  ///< In the order of finish_gradients().
   std::unique_ptr<Ahead> ahead_;
