@@ -167,7 +167,7 @@ struct ShardedTable::Batch::State {
   std::shared_ptr<StepsInUse> steps_in_use{};
   std::uint32_t step = 0;
   std::shared_ptr<BatchOrder> order{};  ///< Holds `number` until the rows are read.
-  std::uint64_t number = 0;             ///< Of the batch, from 0.
+  std::uint64_t number = 0;             ///< Batches are numbered from 0.
 
   State() = default;
   State(State const&) = delete;

@@ -211,7 +211,7 @@ class GroupCore final : private ArrivalSink {
     std::uint64_t num_told = 0;
   };
   std::vector<AheadCallback> ahead_callbacks_;  ///< (channels)
-  int num_ahead_callbacks_ = 0;                 ///< Those that are set.
+  int num_ahead_callbacks_ = 0;                 ///< Callbacks that are set.
 
   std::atomic<GroupObserver*> observer_ = nullptr;  ///< Changed and called under the lock only.
   /// Texts of peers' observers that came before this rank had an observer: (peer, text).

@@ -27,7 +27,7 @@ void GroupMonitorImpl::on_peer_ahead(int channel, std::function<void(std::uint64
   core_.expect_channel(channel, "on_peer_ahead");
   ProgressLock const lock(core_);
   core_.on_peer_ahead(channel, std::move(callback));
-  core_.progress();  // What arrived before.
+  core_.progress();  // Finds what arrived before.
 }
 
 Status GroupMonitorImpl::health() {

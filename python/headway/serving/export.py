@@ -157,7 +157,7 @@ def _random_inputs(manifest: Manifest, bucket: Bucket, *, seed: int) -> list[Ten
     """Draws the inputs of a batch. The first user and its items, or the first item, do not depend on ``seed``."""
     users, items = bucket.users, bucket.items
     same, drawn = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
-    num_items, num_tokens = (items // users, bucket.tokens // users) if users else (1, 0)  # Of each user.
+    num_items, num_tokens = (items // users, bucket.tokens // users) if users else (1, 0)  # Each user has as many.
     if manifest.longest is not None:
         num_items = min(num_items, max(1, manifest.longest // 2))
         num_tokens = min(num_tokens, manifest.longest - num_items)

@@ -37,7 +37,7 @@ HISTORY = "history"  #: Name of the sequence of events.
 
 
 class DenseGRM(nn.Module):
-    """What comes behind the lookups of a ``GRM``; see ``headway.serving.export()``.
+    """The part of a ``GRM`` behind its lookups, for ``headway.serving.export()``.
 
     Its outputs are the probabilities of the labels.
 
@@ -56,7 +56,7 @@ class DenseGRM(nn.Module):
 
     @property
     def features(self) -> list[ServedFeature]:
-        """What requests look up: context and history of users, and their items as ``target_NAME``."""
+        """The features of requests: context and history of users, and their items as ``target_NAME``."""
         schema = self.model.schema
         table_of = {each.name: each.table for each in self.model.encoder.tables.features}
         return [

@@ -95,7 +95,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedTable:
-    """What decides the embedding of an id without a row, beside ``Manifest.seed``.
+    """A table, with what decides the embedding of an id without a row, beside ``Manifest.seed``.
 
     Attributes:
         unknown: ``initial``: the embedding that the initializer gives; ``zeros``.
