@@ -114,10 +114,15 @@ TEST(PolledLookup, ABatchAnswersAfterThoseBeforeIt) {
     for (int i = 0; i < 50; ++i) EXPECT_FALSE(tables.poll(*second)) << "the first batch has not read its rows";
     while (!tables.poll(*first)) std::this_thread::yield();
     while (!tables.poll(*second)) std::this_thread::yield();
-    // A batch may be taken to a stage by the calls that wait.
-    auto mixed = tables.begin(own[4].features());
-    tables.look_up(*mixed);
-    while (!tables.poll(*mixed)) std::this_thread::yield();
+    // Batches may be taken to a stage by the calls that wait; they still answer in their order.
+    auto one = tables.begin(own[4].features()), other = tables.begin(own[5].features());
+    tables.look_up(*one);
+    tables.look_up(*other);
+    if (rank == 0) {
+      for (int i = 0; i < 50; ++i) EXPECT_FALSE(tables.poll(*other));
+    }
+    while (!tables.poll(*one)) std::this_thread::yield();
+    while (!tables.poll(*other)) std::this_thread::yield();
     // Without the first, which nobody finishes, the second goes on.
     auto dropped = tables.begin(own[2].features());
     auto last = tables.begin(own[3].features());
@@ -151,6 +156,13 @@ TEST(PolledLookup, SeveralRanksNeedAnExchangerOfRows) {
     EXPECT_THROW(static_cast<void>(tables.poll(*batch)), base::UsageError);
     tables.finish(*batch);  // Nothing has changed.
     EXPECT_TRUE(tables.poll(*batch));
+  });
+}
+
+TEST(PolledLookup, NothingIsReadAhead) {
+  run_polling_ranks(2, 1024, [&](int /*rank*/, std::unique_ptr<Exchanger> exchanger, ShardedTableOptions options) {
+    ShardedTable tables(tables_with(kernels::OptimizerKind::kSgd), std::move(exchanger), std::move(options));
+    EXPECT_THROW(tables.read_ahead({}, {}), base::UsageError);
   });
 }
 

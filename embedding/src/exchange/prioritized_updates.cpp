@@ -44,6 +44,7 @@ namespace headway::embedding {
 bool ShardedTable::is_reading_ahead() const { return ahead_ != nullptr && !ahead_->is_late_read; }
 
 void ShardedTable::expect_may_read_ahead(std::span<Batch* const> next, std::span<Batch* const> present) const {
+  base::expects(options_.row_exchanger == nullptr, "read_ahead: tables with a row_exchanger are for lookups alone");
   std::set<Batch::State const*> seen;
   for (auto* const batch : next) {
     expect_own(*batch);

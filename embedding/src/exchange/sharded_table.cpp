@@ -279,8 +279,8 @@ bool ShardedTable::poll(Batch& batch) {
       scope.succeed();
       return result;
     };
-    bool const has_keys = state.stage >= LookupStage::kLookedUp;
-    if (!has_keys && (!order_->is_first(state.number) || !is_ready(*state.keys))) return false;
+    if (state.stage < LookupStage::kEmbeddingsSent && !order_->is_first(state.number)) return false;
+    if (state.stage < LookupStage::kLookedUp && !is_ready(*state.keys)) return false;
     advance(batch, LookupStage::kEmbeddingsSent);
     if (!is_ready(*state.embeddings)) return false;
   }

@@ -112,7 +112,6 @@ void GroupCore::ProgressLock::yield() {
 void GroupCore::end_call() noexcept {
   try {
     context().submit();
-    if (num_ahead_callbacks_ > 0) tell_of_peers_ahead();
     background_.update();
   } catch (std::exception const& error) {
     context().report_error(error.what());  // The group fails with it at the next check.
@@ -142,6 +141,7 @@ bool GroupCore::progress() {
   complete_all_to_alls();
   context().submit();
   check_failures();
+  if (num_ahead_callbacks_ > 0) tell_of_peers_ahead();
   return found;
 }
 
@@ -270,13 +270,15 @@ bool GroupCore::call_when_done(ProgressLock& lock, OperationState& operation, st
 void GroupCore::on_peer_ahead(int channel, std::function<void(std::uint64_t seq)> callback) {
   auto& present = ahead_callbacks_[static_cast<std::size_t>(channel)];
   if (present.call) {
+    present.call->has_ended = true;
     callbacks_.submit([before = std::move(present.call)] {});  // Destroyed there, under no lock.
     --num_ahead_callbacks_;
   }
   present = {};
   if (!callback) return;
   callbacks_.ensure_started();
-  present.call = std::make_shared<std::function<void(std::uint64_t seq)> const>(std::move(callback));
+  present.call = std::make_shared<AheadCallback::Call>();
+  present.call->function = std::move(callback);
   ++num_ahead_callbacks_;
 }
 
@@ -287,7 +289,15 @@ void GroupCore::tell_of_peers_ahead() {
     std::uint64_t const num_ahead = channels_.all_to_all(static_cast<int>(channel)).num_ahead();
     if (!call || num_ahead <= num_told) continue;
     num_told = num_ahead;
-    callbacks_.submit([call = call, seq = num_ahead - 1] { (*call)(seq); });
+    callbacks_.submit([call = call, seq = num_ahead - 1] {
+      if (!call->has_ended) call->function(seq);
+    });
+  }
+}
+
+void GroupCore::end_ahead_callbacks() noexcept {
+  for (auto const& [call, num_told] : ahead_callbacks_) {
+    if (call) call->has_ended = true;
   }
 }
 
@@ -297,6 +307,7 @@ void GroupCore::throw_if_failed() const {
 
 void GroupCore::fail(Status status, bool says_so, base::LogLevel level) {
   if (failed_) return;
+  end_ahead_callbacks();
   failure_ = std::move(status);
   if (!has_left_) {
     base::log(level, "group", rank_, "group '" + options_.name + "' failed: " + std::string(failure_.message()));

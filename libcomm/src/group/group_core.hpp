@@ -157,6 +157,7 @@ class GroupCore final : private ArrivalSink {
   void end_call() noexcept;
   /// Submits the callbacks of on_peer_ahead() for which peers have gone on.
   void tell_of_peers_ahead();
+  void end_ahead_callbacks() noexcept;
   /// Wakes the waiters of operations that are done, and hands their callbacks to the callback thread. Clears `done`.
   void release(GroupChannels::Operations& done);
   /// Sleeps until `until`, an event, or the end of `operation`.
@@ -207,7 +208,12 @@ class GroupCore final : private ArrivalSink {
 
   /// A callback of on_peer_ahead(), and the number of the last all-to-all that it was called with, plus 1.
   struct AheadCallback {
-    std::shared_ptr<std::function<void(std::uint64_t seq)> const> call;
+    /// Shared with calls that wait on the callback thread, which may outlive the group.
+    struct Call {
+      std::function<void(std::uint64_t seq)> function;
+      std::atomic<bool> has_ended = false;  ///< It was replaced, or the group has failed.
+    };
+    std::shared_ptr<Call> call;
     std::uint64_t num_told = 0;
   };
   std::vector<AheadCallback> ahead_callbacks_;  ///< (channels)

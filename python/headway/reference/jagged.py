@@ -81,7 +81,7 @@ def ranged_combine_dense(values: Sequence[Tensor], bounds: Tensor, *, num_featur
 def join_ranges(sources: Sequence[Tensor], source_of: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
     """See :func:`headway.ops.join_ranges`."""
     ranges = zip(source_of.tolist(), begins.tolist(), ends.tolist(), strict=True)
-    return torch.cat([sources[source][begin:end] for source, begin, end in ranges])
+    return torch.cat([sources[0][:0], *(sources[source][begin:end] for source, begin, end in ranges)])
 
 
 def jagged_concat(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 """``export()``: writes a model as a package for serving.
 
 Idea: the caller names what is looked up, and gives the module behind the lookups. ``torch.export`` and AOTInductor
-compile it for each bucket. Before, two batches that share a user and differ in all else are computed: if that user's
+compile it for each bucket. Before, three batches that share a user and differ in all else are computed: if that user's
 outputs differ, the model is refused, since a server puts requests of strangers into one batch.
 
 Source: the compiled parts keep all constants outside of the code (``always_keep_tensor_constants``). Without it
@@ -11,11 +11,15 @@ AOTInductor compiles tensors of up to 8 elements into the code, and new weights 
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +63,7 @@ def export(
         features: what requests look up. Their tables are among ``tables``.
         buckets: sizes to compile; each takes from seconds to minutes.
         dense_features: numbers of requests that are not looked up.
-        longest: most items and values of a sequence of one user, together, that ``dense`` takes; None: any number.
+        longest: most values of a sequence of one user plus items of this user that ``dense`` takes; None: any number.
         version: name of this version of the model.
 
     Returns:
@@ -75,24 +79,35 @@ def export(
         raise PackageError("a package needs a bucket and a feature that is looked up")
     if tables.num_ranks > 1:
         raise PackageError("export tables of one rank: load the checkpoint with process_group=LOCAL")
+    names = [each.name for each in features] + [each.name for each in dense_features]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise PackageError(f"feature {twice[0]} is there twice")
     served = _served_tables(tables, features)
     draft = Manifest(
         version=version, torch_version=torch.__version__, seed=tables._seed, tables=served, features=features,
         dense_features=dense_features, longest=longest, outputs=[], parts=[],
     )  # fmt: skip
     _expect_buckets(draft, buckets)
-    was_training = dense.training
-    dense.eval()
+    modes = {module: module.training for module in dense.modules()}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # A failed export leaves nothing.
     try:
+        dense.eval()
         with torch.no_grad():
-            outputs = _expect_rows_apart(dense, draft, max(buckets))
-            folder.mkdir(parents=True, exist_ok=True)
-            parts = [_compile(dense, draft, bucket, folder, outputs) for bucket in sorted(set(buckets))]
+            checked = [_expect_rows_apart(dense, draft, bucket) for bucket in sorted(set(buckets))]
+            outputs = checked[0]
+            parts = [_compile(dense, draft, bucket, new, outputs) for bucket in sorted(set(buckets))]
+        tables.save(new / TABLES_NAME)
+        manifest = Manifest(**{**_fields(draft), "outputs": outputs, "parts": parts})
+        manifest.write(new)
+        new.chmod(0o755)
+        new.rename(folder)  # Replaces an empty folder.
+    except BaseException:
+        shutil.rmtree(new)
+        raise
     finally:
-        dense.train(was_training)
-    tables.save(folder / TABLES_NAME)
-    manifest = Manifest(**{**_fields(draft), "outputs": outputs, "parts": parts})
-    manifest.write(folder)
+        for module, was_training in modes.items():
+            module.training = was_training
     return manifest
 
 
@@ -123,7 +138,7 @@ def _compile(
     dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path, outputs: Sequence[str]
 ) -> CompiledPart:
     flat = _Flat(dense, manifest)
-    inputs = _random_inputs(manifest, bucket, seed=0)
+    inputs, _ = _trial_batch(manifest, bucket, seed=1)
     found = flat.outputs(inputs)
     for name in outputs:
         if len(found[name]) != bucket.items:
@@ -140,49 +155,72 @@ def _compile(
 
 
 def _expect_rows_apart(dense: nn.Module, manifest: Manifest, bucket: Bucket) -> list[str]:
-    """Returns the names of the outputs, after a check that those of the first user or item depend on nothing else."""
+    """Returns the names of the outputs, after a check that those of a user, or item, depend on nothing else.
+
+    Raises:
+        PackageError: they do.
+    """
     flat = _Flat(dense, manifest)
-    one, other = (flat.outputs(_random_inputs(manifest, bucket, seed=seed)) for seed in (1, 2))
-    for name in one:
-        difference = float((one[name][0] - other[name][0]).abs().max())
-        if not difference <= _MOST_DIFFERENCE * max(1.0, float(one[name][0].abs().max())):
-            raise PackageError(
-                f"output {name} of an item changes by {difference:.1e} with the other items of its batch, as with "
-                'BatchNorm in training mode or scale="batch_length": it cannot be served in batches'
-            )
-    return list(one)
+    found = []
+    for seed in (1, 2, 3):
+        inputs, rows = _trial_batch(manifest, bucket, seed=seed)
+        found.append({name: output[rows] for name, output in flat.outputs(inputs).items()})
+    for name, expected in found[0].items():
+        for other in found[1:]:
+            difference = float((expected - other[name]).abs().max())
+            if not difference <= _MOST_DIFFERENCE * max(1.0, float(expected.abs().max())):
+                raise PackageError(
+                    f"output {name} of an item changes by {difference:.1e} with the other items of its batch, as with "
+                    f'a mean over the batch or scale="batch_length", in {bucket}: it cannot be served in batches'
+                )
+    return list(found[0])
 
 
-def _random_inputs(manifest: Manifest, bucket: Bucket, *, seed: int) -> list[Tensor]:
-    """Draws the inputs of a batch. The first user and its items, or the first item, do not depend on ``seed``."""
-    users, items = bucket.users, bucket.items
-    same, drawn = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
-    num_items, num_tokens = (items // users, bucket.tokens // users) if users else (1, 0)  # Each user has as many.
-    if manifest.longest is not None:
-        num_items = min(num_items, max(1, manifest.longest // 2))
-        num_tokens = min(num_tokens, manifest.longest - num_items)
-    of_first = {"user": 1, "item": num_items}
+def _trial_batch(manifest: Manifest, bucket: Bucket, *, seed: int) -> tuple[list[Tensor], slice]:
+    """Draws the inputs of a batch, whose rest is padding.
 
-    def draw(rows: int, shared: int, width: int) -> Tensor:
-        shared = min(shared, rows)
-        parts = [torch.randn(shared, width, generator=same), torch.randn(rows - shared, width, generator=drawn)]
-        return torch.cat(parts)
+    One user, or one item of a model without users, is the same for every seed. Other users stand before and behind it,
+    and their numbers of items and lengths of sequences depend on the seed.
 
-    dims = {table.name: table.dim for table in manifest.tables}
-    inputs = []
-    for feature in manifest.features:
-        if feature.pooling is None:
-            inputs.append(draw(bucket.tokens, num_tokens, dims[feature.table]))
-        else:
-            inputs.append(draw(users if feature.axis == "user" else items, of_first[feature.axis], dims[feature.table]))
-    inputs += [torch.full((users,), num_tokens) for _ in manifest.sequences]
-    inputs += [
-        draw(users if each.axis == "user" else items, of_first[each.axis], each.width)
-        for each in manifest.dense_features
-    ]
+    Returns:
+        the inputs, and the rows of outputs of the user that stays.
+    """
+    draw, drawn = np.random.default_rng(0), np.random.default_rng(seed)
     if manifest.has_users:
-        inputs.append(torch.full((users,), num_items))
-    return inputs
+        users = max(1, min(bucket.users, bucket.items))
+        most_items, most_tokens = bucket.items // users, bucket.tokens // users
+        if manifest.longest is not None:
+            most_items = min(most_items, max(1, manifest.longest // 2))
+            most_tokens = min(most_tokens, manifest.longest - most_items)
+        items, tokens = drawn.integers(1, most_items + 1, users), drawn.integers(0, most_tokens + 1, users)
+        same = users // 2
+        items[same], tokens[same] = most_items, most_tokens
+    else:  # Each item is alone.
+        same = bucket.items // 2
+        users = int(drawn.integers(same + 1, bucket.items + 1))
+        items, tokens = np.ones(users, dtype=np.int64), np.zeros(users, dtype=np.int64)
+
+    def rows(counts: npt.NDArray[np.int64], size: int, width: int) -> Tensor:
+        """Draws ``counts`` rows for each user, and pads them to ``size`` rows."""
+        parts = [(draw if user == same else drawn).standard_normal((count, width)) for user, count in enumerate(counts)]
+        values = np.concatenate([*parts, np.zeros((size - int(counts.sum()), width))])
+        return torch.from_numpy(values.astype(np.float32))
+
+    def padded(counts: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.pad(counts, (0, bucket.users - users)))
+
+    of_axis = {"user": (np.ones(users, dtype=np.int64), bucket.users), "item": (items, bucket.items)}
+    dims = {table.name: table.dim for table in manifest.tables}
+    inputs = [
+        rows(*((tokens, bucket.tokens) if each.pooling is None else of_axis[each.axis]), dims[each.table])
+        for each in manifest.features
+    ]
+    inputs += [padded(tokens) for _ in manifest.sequences]
+    inputs += [rows(*of_axis[each.axis], each.width) for each in manifest.dense_features]
+    if manifest.has_users:
+        inputs.append(padded(items))
+    begin = int(items[:same].sum())
+    return inputs, slice(begin, begin + int(items[same]))
 
 
 def _served_tables(tables: HashTableCollection, features: Sequence[ServedFeature]) -> list[ServedTable]:
@@ -192,7 +230,13 @@ def _served_tables(tables: HashTableCollection, features: Sequence[ServedFeature
             raise PackageError(f"feature {feature.name}: there is no table {feature.table}, only {', '.join(configs)}")
     names = {each.table for each in features}
     return [
-        ServedTable(name=name, dim=each.dim, unknown=each.unknown, initializer=ServedTable.describe(each.initializer))
+        ServedTable(
+            name=name,
+            dim=each.dim,
+            time_to_live=each.time_to_live,
+            unknown=each.unknown,
+            initializer=ServedTable.describe(each.initializer),
+        )
         for name, each in configs.items()
         if name in names
     ]

@@ -60,12 +60,12 @@ class DenseGRM(nn.Module):
         schema = self.model.schema
         table_of = {each.name: each.table for each in self.model.encoder.tables.features}
         return [
-            *(ServedFeature(name=name, table=table_of[name], axis="user") for name in schema.context),
+            *(ServedFeature(name=name, table=table_of[name], axis="user", is_single=True) for name in schema.context),
             *(
                 ServedFeature(name=name, table=table_of[name], axis="user", pooling=None, sequence=HISTORY)
                 for name in (*schema.events, *schema.actions)
             ),
-            *(ServedFeature(name=TARGET + name, table=table_of[name]) for name in schema.events),
+            *(ServedFeature(name=TARGET + name, table=table_of[name], is_single=True) for name in schema.events),
         ]
 
     @property
@@ -150,7 +150,7 @@ def export_grm(checkpoint: str | Path, folder: str | Path, *, buckets: Sequence[
     dense = DenseGRM(model)
     return export(
         folder, dense, tables, features=dense.features, buckets=buckets, longest=dense.longest,
-        version=version or path.name,
+        version=version or path.resolve().name,
     )  # fmt: skip
 
 

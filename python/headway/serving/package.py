@@ -46,7 +46,8 @@ class ServedFeature:
         axis: ``item``: a request has a list of ids for each item; ``user``: for each user.
         pooling: ``sum`` or ``mean`` of the embeddings of a list; None: all of them, a sequence. Sequences belong to
             users.
-        sequence: features of one name have equal lengths; only for sequences.
+        sequence: name of the group of features that share one list of lengths; only for sequences.
+        is_single: each list has exactly one id.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ServedFeature:
     axis: Axis = "item"
     pooling: Pooling = "sum"
     sequence: str | None = None
+    is_single: bool = False
 
     def __post_init__(self) -> None:
         if self.axis not in ("user", "item"):
@@ -73,6 +75,12 @@ class DenseFeature:
     name: str
     width: int
     axis: Axis = "item"
+
+    def __post_init__(self) -> None:
+        if self.axis not in ("user", "item"):
+            raise ValueError(f"dense feature {self.name}: axis must be user or item, not {self.axis!r}")
+        if self.width < 1:
+            raise ValueError(f"dense feature {self.name}: width must be from 1, not {self.width}")
 
 
 @dataclass(frozen=True, order=True)
@@ -98,12 +106,14 @@ class ServedTable:
     """A table, with what decides the embedding of an id without a row, beside ``Manifest.seed``.
 
     Attributes:
+        time_to_live: steps without a lookup after which a row counts as absent; 0: never.
         unknown: ``initial``: the embedding that the initializer gives; ``zeros``.
         initializer: its kind, ``constant``, ``uniform`` or ``normal``, and its numbers.
     """
 
     name: str
     dim: int
+    time_to_live: int
     unknown: Literal["initial", "zeros"]
     initializer: dict[str, Any]
 
@@ -138,7 +148,7 @@ class Manifest:
         version: of the model; replies name it.
         torch_version: of the torch that compiled the dense part. Another one may not load it.
         seed: of the initial embeddings of ids without a row.
-        longest: most items and values of a sequence of one user, together; None: as many as a bucket holds.
+        longest: most values of a sequence of one user plus items of this user; None: as many as a bucket holds.
         outputs: names, in the order of the compiled parts. Each has a row for each item.
     """
 
@@ -162,9 +172,9 @@ class Manifest:
         return list(dict.fromkeys(each.sequence for each in self.features if each.sequence is not None))
 
     def bucket_for(self, items: int, users: int, tokens: int) -> CompiledPart | None:
-        """Returns the smallest compiled part that holds a batch; None if there is none."""
+        """Returns the compiled part with the fewest items and tokens that holds a batch; None if there is none."""
         fitting = [each for each in self.parts if each.bucket.holds(items, users, tokens)]
-        return min(fitting, key=lambda each: each.bucket, default=None)
+        return min(fitting, key=lambda each: (each.bucket.items + each.bucket.tokens, each.bucket), default=None)
 
     def write(self, folder: Path) -> None:
         """Writes the manifest. A package counts from then on."""

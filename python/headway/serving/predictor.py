@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Predictor``: predictions of a package in one process, without an engine.
 
-It defines what a server must answer: the same package and bucket give the same bits.
+It defines what a server must answer: the same package and bucket give the same bits on machines with equal instruction
+sets and numbers of threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headway.serving.requests import Request, RequestError, dense_inputs, sizes_
 
 
 class Predictor:
-    """Loads a package into host memory.
+    """Loads a package into host memory. For one thread.
 
     Args:
         folder: of the package.
@@ -47,6 +48,7 @@ class Predictor:
                     dim=each.dim,
                     optimizer=NoOptimizer(),
                     initializer=each.make_initializer(),
+                    time_to_live=each.time_to_live,
                     unknown=each.unknown,
                 )
                 for each in self.manifest.tables
@@ -78,8 +80,10 @@ class Predictor:
         if bucket is None:
             part = self.manifest.bucket_for(sizes.items, sizes.users, sizes.tokens)
             if part is None:
-                raise RequestError(f"{sizes}: no bucket holds it; the largest is {max(self._parts)}")
+                raise RequestError(f"{sizes}: no bucket holds it, only {', '.join(map(str, self._parts))}")
             bucket = part.bucket
+        elif bucket not in self._parts:
+            raise RequestError(f"there is no {bucket}, only {', '.join(map(str, self._parts))}")
         elif not bucket.holds(sizes.items, sizes.users, sizes.tokens):
             raise RequestError(f"{sizes}: {bucket} does not hold it")
         embeddings = self._tables(dict(request.features))

@@ -16,6 +16,7 @@ from headway.serving.package import Axis, Bucket, Manifest
 
 #: Ids (K,) int64 and lengths (U,) or (N,) int64 of a feature.
 Lists = tuple[Tensor, Tensor]
+_MOST = 1 << 31  #: Largest length, and number of items of a user: sums of them fit int64.
 
 
 class RequestError(ValueError):
@@ -24,7 +25,7 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Items to score. A model without features of users has no users.
+    """Items to score, those of the first user first. A model without features of users has no users.
 
     Attributes:
         features: of each served feature its ids and lengths.
@@ -61,11 +62,12 @@ def sizes_of(request: Request, manifest: Manifest) -> Sizes:
     sizes = _sizes(request, manifest)
     lengths_of: dict[str, Tensor] = {}
     for feature in manifest.features:
-        ids, lengths = request.features[feature.name]
+        ids, lengths = _lists_of(request, feature.name)
         _expect(f"{feature.name}.ids", ids, (int(ids.numel()),), torch.int64)
         _expect(f"{feature.name}.lengths", lengths, (sizes.of(feature.axis),), torch.int64)
-        if bool((lengths < 0).any()):
-            raise RequestError(f"{feature.name}.lengths: a length is negative")
+        _expect_range(f"{feature.name}.lengths", lengths)
+        if feature.is_single and bool((lengths != 1).any()):
+            raise RequestError(f"{feature.name}.lengths: each list has exactly one id")
         if int(lengths.sum()) != len(ids):
             raise RequestError(f"{feature.name}.lengths add up to {int(lengths.sum())}, and there are {len(ids)} ids")
         if feature.sequence is not None:
@@ -110,16 +112,28 @@ def _sizes(request: Request, manifest: Manifest) -> Sizes:
         if request.items is None:
             raise RequestError("items is missing: the number of items of each user")
         _expect("items", request.items, (int(request.items.numel()),), torch.int64)
-        if bool((request.items < 0).any()):
-            raise RequestError("items: a number is negative")
+        _expect_range("items", request.items)
         items, users = int(request.items.sum()), len(request.items)
     elif request.items is not None:
         raise RequestError("items is given, and the model has no features of users")
     else:
-        of_dense = [len(each) for each in request.dense.values()]
-        items, users = (of_dense or [len(lengths) for _, lengths in request.features.values()])[0], 0
-    tokens = max((len(request.features[each.name][0]) for each in manifest.features if each.pooling is None), default=0)
+        items, users = int(_lists_of(request, manifest.features[0].name)[1].numel()), 0
+    sequences = [each.name for each in manifest.features if each.pooling is None]
+    tokens = max((int(_lists_of(request, name)[0].numel()) for name in sequences), default=0)
     return Sizes(items, users, tokens)
+
+
+def _lists_of(request: Request, name: str) -> Lists:
+    lists = request.features[name]
+    if len(lists) != 2 or not all(isinstance(each, Tensor) for each in lists):
+        raise RequestError(f"feature {name} must be a pair of tensors, ids and lengths")
+    return lists
+
+
+def _expect_range(name: str, numbers: Tensor) -> None:
+    """Checks lengths, before they are added."""
+    for wrong in numbers[(numbers < 0) | (numbers > _MOST)][:1].tolist():
+        raise RequestError(f"{name}: {'a number is negative' if wrong < 0 else f'{wrong} is above {_MOST}'}")
 
 
 def _expect_length(name: str, lengths: Tensor, request: Request, longest: int | None) -> None:

@@ -155,14 +155,54 @@ TEST_P(PeerAheadTest, ACallbackMayStartTheExchange) {
 }
 
 TEST_P(PeerAheadTest, AFailedGroupTellsNothing) {
-  Told told;
+  Told before, after;
+  std::promise<void> has_failed;
   run_ranks(2, options(), [&](Group& group) {
-    EXPECT_THROW(group.monitor().on_peer_ahead(1, told.callback()), UsageError) << "there is one channel";
+    EXPECT_THROW(group.monitor().on_peer_ahead(1, before.callback()), UsageError) << "there is one channel";
+    Exchange exchange(group.rank(), 2, 0, eight_bytes);
     if (group.rank() == 0) {
+      group.monitor().on_peer_ahead(0, before.callback());
+      ASSERT_TRUE(before.wait_for(0)) << "the peer is ahead";
       group.admin().abort("for the test");
-      group.monitor().on_peer_ahead(0, told.callback());
-      EXPECT_FALSE(told.wait_for(0, milliseconds(50)));
+      has_failed.set_value();
+      group.monitor().on_peer_ahead(0, after.callback());
+      EXPECT_FALSE(after.wait_for(0, milliseconds(50)));
+      return;
     }
+    exchange.start(group);
+    has_failed.get_future().wait();
+  });
+}
+
+TEST_P(PeerAheadTest, ACallThatWaitsIsDroppedWithItsCallback) {
+  Told told;
+  std::promise<void> is_registered, is_blocked, may_go_on, has_posted;
+  run_ranks(2, options(), [&](Group& group) {
+    Exchange exchange(group.rank(), 2, 0, eight_bytes);
+    std::vector<std::byte> block(8);
+    if (group.rank() == 0) {
+      auto const message = group.receive(block, 1, 1, 0);
+      group.on_done(*message, [&] {  // Occupies the callback thread.
+        is_blocked.set_value();
+        may_go_on.get_future().wait();
+      });
+      is_registered.set_value();
+      has_posted.get_future().wait();
+      is_blocked.get_future().wait();
+      group.monitor().on_peer_ahead(0, told.callback());
+      group.monitor().on_peer_ahead(0, {});
+      may_go_on.set_value();
+      exchange.start(group);
+      exchange.finish(group);
+      EXPECT_TRUE(told.numbers().empty()) << "the callback had ended before its call began";
+      return;
+    }
+    is_registered.get_future().wait();
+    auto const message = group.send(block, 0, 1, 0);
+    exchange.start(group);
+    has_posted.set_value();
+    finish(group, message);
+    exchange.finish(group);
   });
 }
 

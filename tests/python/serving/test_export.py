@@ -22,6 +22,7 @@ from headway.serving import (
     ServedFeature,
     export,
 )
+from headway.serving.export import _expect_rows_apart, _served_tables
 from torch import Tensor, nn
 
 DIM = 8
@@ -100,6 +101,10 @@ def test_predictions_are_those_of_the_model(predictor: Predictor, tables: HashTa
 
 
 def test_neighbours_and_places_do_not_change_a_bit(predictor: Predictor) -> None:
+    for count in (5, 13):  # Not a multiple of the width of vectors.
+        some = predictor.predict(request_of(torch.arange(count)), bucket=Bucket(16))["logits"]
+        single = predictor.predict(request_of(torch.arange(count - 1, count)), bucket=Bucket(16))["logits"]
+        assert torch.equal(some[-1:], single)
     ids = torch.arange(90, 106)
     alone = [predictor.predict(request_of(ids[i : i + 1]), bucket=Bucket(16))["logits"] for i in range(16)]
     together = predictor.predict(request_of(ids))["logits"]
@@ -143,7 +148,7 @@ REFUSALS: dict[str, tuple[Request, str]] = {
     ),
     "a negative length": (
         Request(features={"item": (ITEM, ONES), "shops": (SHOPS[0], torch.tensor([-1, 2]))}, dense={"price": PRICE}),
-        "shops.lengths: a length is negative",
+        "shops.lengths: a number is negative",
     ),
     "lengths that do not add up": (
         Request(features={"item": (ITEM, ONES), "shops": (SHOPS[0], torch.tensor([1, 1]))}, dense={"price": PRICE}),
@@ -153,7 +158,18 @@ REFUSALS: dict[str, tuple[Request, str]] = {
         Request(features={"item": (ITEM, ONES), "shops": SHOPS}, dense={"price": PRICE}, items=torch.tensor([2])),
         "items is given, and the model has no features of users",
     ),
-    "too many items": (request_of(torch.arange(17)), "no bucket holds it; the largest is Bucket\\(items=16"),
+    "too many items": (request_of(torch.arange(17)), r"items=17, users=0, tokens=0\): no bucket holds it, only Bucket"),
+    "lengths that wrap around": (
+        Request(
+            features={"item": (ITEM, ONES), "shops": (SHOPS[0], torch.tensor([1 << 62, 1 << 62]))},
+            dense={"price": PRICE},
+        ),
+        "shops.lengths: 4611686018427387904 is above",
+    ),
+    "weights": (
+        Request(features={"item": (ITEM, ONES, PRICE), "shops": SHOPS}, dense={"price": PRICE}),  # type: ignore[dict-item]
+        "feature item must be a pair of tensors",
+    ),
 }
 
 
@@ -191,12 +207,78 @@ def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> 
         Predictor(tmp_path)
 
 
+def test_a_bucket_must_be_one_of_the_package(predictor: Predictor) -> None:
+    with pytest.raises(RequestError, match=r"there is no Bucket\(items=17"):
+        predictor.predict(request_of(ITEM), bucket=Bucket(17))
+    with pytest.raises(RequestError, match="does not hold it"):
+        predictor.predict(request_of(torch.arange(5)), bucket=Bucket(4))
+
+
+def test_rows_that_have_expired_are_absent(tmp_path: Path) -> None:
+    tables = HashTableCollection(
+        tables=[TableConfig("item", dim=DIM, optimizer=Sgd(lr=1.0), time_to_live=2)],
+        features=[FeatureConfig("item", table="item")],
+        process_group=LOCAL,
+    )
+    one = torch.ones(1, dtype=torch.int64)
+    for step in range(7):
+        tables({"item": (torch.tensor([5 if step == 0 else 1000 + step]), one)})["item"].sum().backward()  # type: ignore[no-untyped-call]
+        tables.optimizer.step()
+        tables.optimizer.zero_grad()
+    tables.eval()
+    features = {"item": (torch.tensor([5, 1006]), torch.ones(2, dtype=torch.int64))}
+    with torch.no_grad():
+        expected = tables(features)["item"]
+    export(tmp_path / "package", Passing(), tables, features=FEATURES[:1], buckets=[Bucket(2)])
+    found = Predictor(tmp_path / "package").predict(Request(features=features))["item"]
+    assert torch.equal(found, expected * 2)
+
+
+class Passing(nn.Module):
+    """Doubles the embeddings."""
+
+    def forward(self, embeddings: Mapping[str, Tensor], *_: object) -> dict[str, Tensor]:
+        return {"item": embeddings["item"] * 2}
+
+
 class InBatch(ClickModel):
     """Subtracts the mean of the batch."""
 
     def forward(self, *inputs: object) -> dict[str, Tensor]:
         logits = super().forward(*inputs)["logits"]  # type: ignore[arg-type]
         return {"logits": logits - logits.mean(0)}
+
+
+class OfUsers(nn.Module):
+    """Gives each item the sum of a feature of its user; ``leaks`` says how it is wrong."""
+
+    def __init__(self, leaks: str = "") -> None:
+        super().__init__()
+        self.leaks = leaks
+
+    def forward(
+        self, embeddings: Mapping[str, Tensor], lengths: object, dense: object, items: Tensor
+    ) -> dict[str, Tensor]:
+        sums = embeddings["shops"].sum(1)
+        ends = items.cumsum(0)
+        user = torch.searchsorted(ends, torch.arange(len(embeddings["item"])), right=self.leaks != "off by one")
+        out = sums[user.clamp(max=len(items) - 1)] + embeddings["item"].sum(1)
+        if self.leaks == "mean":
+            out = out - out.mean()
+        return {"out": out.cumsum(0) if self.leaks == "rows before" else out}
+
+
+@pytest.mark.parametrize("bucket", [Bucket(16, users=8), Bucket(64, users=5), Bucket(4, users=8)])
+def test_a_leak_between_users_is_found(tables: HashTableCollection, tmp_path: Path, bucket: Bucket) -> None:
+    features = [ServedFeature(name="item", table="item"), ServedFeature(name="shops", table="shop", axis="user")]
+    draft = Manifest(
+        version="", torch_version="", seed=0, tables=_served_tables(tables, features), features=features,
+        dense_features=[], longest=None, outputs=[], parts=[],
+    )  # fmt: skip
+    assert _expect_rows_apart(OfUsers(), draft, bucket) == ["out"]
+    for leak in ("mean", "rows before", "off by one"):
+        with pytest.raises(PackageError, match="with the other items of its batch"):
+            _expect_rows_apart(OfUsers(leak), draft, bucket)
 
 
 def test_what_cannot_be_served_is_refused(tables: HashTableCollection, tmp_path: Path) -> None:
@@ -212,6 +294,8 @@ def test_what_cannot_be_served_is_refused(tables: HashTableCollection, tmp_path:
     refuse("users must be 0", buckets=[Bucket(4, users=1)])
     refuse("tokens must be 0", buckets=[Bucket(4, tokens=1)])
     refuse("a package needs a bucket", buckets=[])
+    refuse("feature item is there twice", features=[FEATURES[0], FEATURES[0]])
+    assert not list(tmp_path.iterdir()), "a failed export leaves nothing"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
     with pytest.raises(PackageError, match="full is not empty"):
@@ -233,6 +317,7 @@ def test_the_manifest_is_plain_json(package: Path) -> None:
     assert body["tables"][0] == {
         "name": "item",
         "dim": DIM,
+        "time_to_live": 0,
         "unknown": "initial",
         "initializer": {"kind": "uniform", "low": -0.05, "high": 0.05},
     }

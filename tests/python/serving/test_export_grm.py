@@ -129,6 +129,12 @@ def test_histories_of_unequal_lengths_are_refused(predictor: Predictor, batches:
     long |= {f"target_{each}": (user, user) for each in SCHEMA.events}
     with pytest.raises(RequestError, match="user 0 has 63 values and 1 items, and 63 are allowed together"):
         predictor.predict(Request(features=long, items=user))
+    both = torch.tensor([2] + [1] * (len(request.features["target_item"][1]) - 2) + [0])
+    doubled = {**request.features, "target_item": (torch.arange(int(both.sum())), both)}
+    with pytest.raises(RequestError, match=r"target_item\.lengths: each list has exactly one id"):
+        predictor.predict(replace(request, features=doubled))
+    with pytest.raises(RequestError, match=r"items: \d+ is above"):
+        predictor.predict(replace(request, items=torch.full_like(request.items, (1 << 63) - 1)))
     with pytest.raises(RequestError, match="items is missing"):
         predictor.predict(replace(request, items=None))
     assert len(ids) == int(lengths.sum())

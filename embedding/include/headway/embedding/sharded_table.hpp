@@ -47,7 +47,8 @@ struct ShardedTableOptions {
   std::shared_ptr<base::ThreadPool> thread_pool{};
   std::shared_ptr<BatchDevice> device{};  ///< Memory of tables and batches; none: host memory.
   /// Exchanges embeddings, such as another channel of the group; none: the exchanger of the constructor. Several ranks
-  /// need it for poll(): batches then answer each other's keys in one order, whichever keys arrive first.
+  /// need it for poll(): batches then answer each other's keys in one order, whichever keys arrive first. Such tables
+  /// read nothing ahead.
   std::shared_ptr<Exchanger> row_exchanger{};
   /// With `row_exchanger`: keys that a rank sends another one in its first message, which has room for as many. More go
   /// in a second message. Equal on all ranks. Without `row_exchanger` the room grows with the batches.
@@ -158,9 +159,9 @@ class ShardedTable {
   ///   std::length_error of Table
   void finish(Batch& batch);
   /// Takes a lookup as far as it goes without a wait: finish(), for a caller that does other work meanwhile. Several
-  /// batches may be polled, in any order. A batch reads its rows only after those that were begun before it, so all
-  /// ranks have to poll or finish all batches. Several ranks need ShardedTableOptions::row_exchanger, and an exchanger
-  /// that takes capacities, in host memory.
+  /// batches may be polled, in any order. A batch sends its embeddings only after those that were begun before it, so
+  /// all ranks have to poll all batches, or finish them in the order of begin(). Several ranks need
+  /// ShardedTableOptions::row_exchanger, and an exchanger that takes capacities, in host memory.
   /// @returns whether it is finished
   /// @throws as finish(); base::UsageError also if several ranks lack what they need
   [[nodiscard]] bool poll(Batch& batch);
