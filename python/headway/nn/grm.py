@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,6 +56,10 @@ class GRMConfig:
             fastest and takes most memory.
         wide: add a linear function of the target's embeddings to each logit, beside the stack (Cheng et al. 2016). It
             learns fast how often a single id is clicked.
+        deep: hidden columns of a perceptron beside the stack; empty: none. With a linear function of the same inputs it
+            is added to each logit (Cheng et al. 2016, "wide and deep"). Its inputs are the embeddings of a target, of
+            its context, and the mean of its history's first event feature. The heads of the stack then begin at 0, so
+            that a stack that has learned nothing yet adds no noise.
     """
 
     dim: int = 64
@@ -72,6 +77,7 @@ class GRMConfig:
     dropout: float = 0.0
     recompute: Recompute = "norm_and_gate"
     wide: bool = False
+    deep: tuple[int, ...] = ()
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GRMConfig:
@@ -155,6 +161,7 @@ class GRM(nn.Module):
             device=device,
             has_times=config.num_time_buckets > 0,
             has_dropout_keys=config.dropout > 0,
+            has_deep_inputs=bool(config.deep),
             prioritized=prioritized,
         )
         self.stack = HSTUStack(HSTUStackConfig(layer=config.layer(), num_layers=config.num_layers))
@@ -168,6 +175,10 @@ class GRM(nn.Module):
         self.heads = nn.Parameter(torch.empty(len(schema.labels), config.dim))
         self.head_bias = nn.Parameter(torch.zeros(len(schema.labels)))
         nn.init.normal_(self.heads, std=config.dim**-0.5)
+        num_inputs = config.embedding_dim * (len(schema.events) + len(schema.context) + 1)
+        self.deep = WideAndDeep([num_inputs, *config.deep, len(schema.labels)]) if config.deep else None
+        if config.deep:
+            nn.init.zeros_(self.heads)
         width = config.embedding_dim * len(schema.events)  # A target has these features.
         self.wide = nn.Linear(width, len(schema.labels), bias=False) if config.wide else None
         self.to(self.encoder.tables.device)
@@ -214,21 +225,25 @@ class GRM(nn.Module):
                 f"a sample has {tokens.sequences.max_length} tokens, and max_length is {self.config.max_length}"
             )
         return self.score(
-            self.stack(tokens.x, tokens.sequences).index_select(0, tokens.targets), tokens.target_embeddings
+            self.stack(tokens.x, tokens.sequences).index_select(0, tokens.targets),
+            tokens.target_embeddings,
+            tokens.deep_inputs,
         )
 
-    def score(self, encoded: Tensor, target_embeddings: Tensor) -> Tensor:
+    def score(self, encoded: Tensor, target_embeddings: Tensor, deep_inputs: Tensor | None) -> Tensor:
         """Returns the logits of all tasks, (N, K) float32.
 
         Args:
             encoded: (N, E) outputs of the stack for the targets.
-            target_embeddings: as in ``EncodedTokens``.
+            target_embeddings, deep_inputs: as in ``EncodedTokens``.
         """
         num_targets = len(encoded)
         mixed = self.mmoe(pad_rows(encoded, padded_rows(num_targets, encoded.device)))[:num_targets]
         logits: Tensor = (mixed * self.heads).sum(2) + self.head_bias
         if self.wide is not None:
             logits = logits + self.wide(target_embeddings)
+        if self.deep is not None:
+            logits = logits + self.deep(deep_inputs)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def flops(self, batch: SampleBatch, *, backward: bool = False) -> float:
@@ -239,14 +254,15 @@ class GRM(nn.Module):
 
         A token costs 2 E (P + G) for the projections of a layer, with P columns of u, v, q and k and G of the input of
         the output projection. A sequence of L tokens costs H (D + V) L^2 for the scores and values that the mask
-        leaves. A target costs the experts.
+        leaves. A target costs the experts, and the deep part.
         """
         layer, num_context = self.config.layer(), len(self.schema.context)
         lengths = (batch.event_lengths + num_context).double()
         per_token = 2 * layer.dim * (sum(layer.projection_widths) + layer.output_width)
         attention = layer.num_heads * (layer.qk_dim + layer.v_dim) * float(lengths.square().sum())
         experts = 4 * self.config.num_experts * layer.dim * self.config.expert_hidden * batch.num_targets
-        products = self.config.num_layers * per_token * float(lengths.sum()) + experts
+        deep = 0 if self.deep is None else 2 * sum(each.numel() for each in self.deep.parameters() if each.dim() == 2)
+        products = self.config.num_layers * per_token * float(lengths.sum()) + experts + deep * batch.num_targets
         of_attention = self.config.num_layers * attention
         return 3 * products + 3.5 * of_attention if backward else products + of_attention
 
@@ -254,6 +270,27 @@ class GRM(nn.Module):
         """Returns log p and log(1 - p) of each label, (N,) each, for logits (N, K)."""
         columns = dict(zip(self.schema.labels, logits.unbind(1), strict=True))
         return {name: log_product([columns[each] for each in chain]) for name, chain in self._chains.items()}
+
+
+class WideAndDeep(nn.Module):
+    """A perceptron with rectified linear units, plus a linear function of the same inputs (Cheng et al. 2016).
+
+    Args:
+        widths: columns of the inputs, of each hidden layer, and of the outputs.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+        self.linear = nn.Linear(widths[0], widths[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns (N, outputs) for x (N, inputs)."""
+        out: Tensor = self.layers(x) + self.linear(x)
+        return out
 
 
 def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ Shapes: B samples, C contextual features, H events of histories, N targets, T >=
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,12 +43,15 @@ class EncodedTokens(NamedTuple):
         sequences: offsets, masks and times.
         targets: (N,) int64, token of each target.
         target_embeddings: (N, ``embedding_dim`` * number of event features), the embeddings of each target in one row.
+        deep_inputs: (N, ``embedding_dim`` * (number of event and contextual features + 1)): the embeddings of each
+            target, of its context, and the mean of its history's first event feature; None: not asked for.
     """
 
     x: Tensor
     sequences: Sequences
     targets: Tensor
     target_embeddings: Tensor
+    deep_inputs: Tensor | None
 
 
 class TokenEncoder(nn.Module):
@@ -65,6 +68,7 @@ class TokenEncoder(nn.Module):
         device: device of tables and tokens.
         has_times: give the sequences the times of their tokens, which relative biases need.
         has_dropout_keys: give them the keys of dropout.
+        has_deep_inputs: make ``EncodedTokens.deep_inputs``.
         prioritized: allow ``read_ahead()`` of the tables.
     """
 
@@ -81,11 +85,13 @@ class TokenEncoder(nn.Module):
         device: torch.device | str | None = None,
         has_times: bool = True,
         has_dropout_keys: bool = True,
+        has_deep_inputs: bool = False,
         prioritized: bool = False,
     ) -> None:
         super().__init__()
         self.schema = schema
         self._has_times, self._has_dropout_keys = has_times, has_dropout_keys
+        self._has_deep_inputs = has_deep_inputs
         table_of = {name: name for name in (*schema.context, *schema.events, *schema.actions)} | dict(tables or {})
         self.tables = HashTableCollection(
             tables=[
@@ -124,6 +130,7 @@ class TokenEncoder(nn.Module):
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
         targets = _last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)
         target_embeddings = of_events.index_select(0, targets)
+        deep_inputs = self._deep_inputs(target_embeddings, embeddings, batch) if self._has_deep_inputs else None
         rows = pad_rows(of_events, padded_rows(batch.num_events, of_events.device))
         x = self._project(rows, event_offsets, embeddings, batch)
         num_context = len(self.schema.context)
@@ -136,9 +143,16 @@ class TokenEncoder(nn.Module):
             )
             x = pad_rows(x, padded_rows(len(x), x.device))
             targets = _last_indices(offsets, batch.target_lengths, size=batch.num_targets)
-        return EncodedTokens(
-            x, self._sequences(batch, offsets, seed, step, num_rows=len(x)), targets, target_embeddings
-        )
+        sequences = self._sequences(batch, offsets, seed, step, num_rows=len(x))
+        return EncodedTokens(x, sequences, targets, target_embeddings, deep_inputs)
+
+    def _deep_inputs(self, of_targets: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch) -> Tensor:
+        offsets = _offsets(batch.event_lengths)
+        in_history = _first_indices(offsets, batch.history_lengths, size=batch.num_events - batch.num_targets)
+        history = embeddings[self.schema.events[0]].index_select(0, in_history)
+        mean = ops.jagged_reduce(history, _offsets(batch.history_lengths), "mean")
+        samples = torch.repeat_interleave(batch.target_lengths, output_size=batch.num_targets)
+        return join_deep_inputs(of_targets, [embeddings[name] for name in self.schema.context], mean, samples)
 
     def _project(
         self, of_events: Tensor, event_offsets: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch
@@ -198,6 +212,19 @@ class TokenEncoder(nn.Module):
         if len(event_times) == 0:
             return torch.zeros_like(samples)
         return event_times[first_event.clamp(max=len(event_times) - 1)]
+
+
+def join_deep_inputs(of_targets: Tensor, context: Sequence[Tensor], history: Tensor, samples: Tensor) -> Tensor:
+    """Returns ``EncodedTokens.deep_inputs``.
+
+    Args:
+        of_targets: (N, ...) embeddings of the targets.
+        context: (B, embedding_dim) of each contextual feature.
+        history: (B, embedding_dim) mean of each history.
+        samples: (N,) sample of each target.
+    """
+    of_samples = torch.cat([*context, history], dim=1)
+    return torch.cat([of_targets, of_samples.index_select(0, samples)], dim=1)
 
 
 def _offsets(lengths: Tensor) -> Tensor:

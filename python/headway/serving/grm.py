@@ -27,6 +27,7 @@ from headway.embedding import LOCAL
 from headway.embedding.config import NoOptimizer
 from headway.nn import GRM
 from headway.nn.sequences import Sequences, sequence_of_tokens
+from headway.nn.token_encoder import join_deep_inputs
 from headway.serving.export import export
 from headway.serving.package import Bucket, Manifest, PackageError, ServedFeature
 from headway.training.checkpoints import Checkpoints
@@ -109,7 +110,17 @@ class DenseGRM(nn.Module):
             num_targets=items.to(torch.int32),
         )
         encoded = model.stack(x, sequences).index_select(0, place_of_item)
-        return {name: yes.exp() for name, (yes, _) in model.log_probabilities(model.score(encoded, targets)).items()}
+        deep_inputs = None
+        if model.deep is not None:
+            first = embeddings[schema.events[0]]
+            sums = first.new_zeros(num_users + 1, first.shape[1]).index_add(0, of_event, first)
+            mean = sums[:num_users] / lengths[HISTORY].clamp(min=1)[:, None]
+            context = [embeddings[name] for name in schema.context]
+            deep_inputs = join_deep_inputs(targets, context, mean, of_item.clamp(max=num_users - 1))
+        return {
+            name: yes.exp()
+            for name, (yes, _) in model.log_probabilities(model.score(encoded, targets, deep_inputs)).items()
+        }
 
     def _project(self, of_events: Tensor, of_actions: Sequence[Tensor]) -> Tensor:
         """Projects events and their actions; targets have none."""

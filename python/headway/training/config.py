@@ -146,6 +146,7 @@ class ModelConfig:
     dropout: float | None = None
     recompute: Recompute | None = None
     wide: bool | None = None
+    deep: tuple[int, ...] | None = None
     given: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
 

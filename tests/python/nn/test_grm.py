@@ -207,6 +207,29 @@ def test_a_wide_model_adds_a_linear_function_of_the_target(batches: list[SampleB
     torch.testing.assert_close(wide.logits(batch), expected)
 
 
+def test_a_deep_part_sees_the_target_its_context_and_the_mean_of_its_history(batches: list[SampleBatch]) -> None:
+    batch, model = batches[0], make_model(replace(CONFIG, deep=(8, 4))).eval()
+    assert model.deep is not None and not model.heads.any(), "the stack begins without a say"
+    tokens = model.encoder(batch)
+    found = model.encoder.tables(model.encoder._features(batch))
+    expected, event, target = [], 0, 0
+    for sample in range(batch.num_samples):
+        num_history, num_targets = int(batch.history_lengths[sample]), int(batch.target_lengths[sample])
+        history = found[SCHEMA.events[0]][event : event + num_history]
+        mean = history.mean(0) if num_history else torch.zeros(CONFIG.embedding_dim)
+        of_sample = torch.cat([*(found[name][sample] for name in SCHEMA.context), mean])
+        for _ in range(num_targets):
+            expected.append(torch.cat([tokens.target_embeddings[target], of_sample]))
+            target += 1
+        event += num_history + num_targets
+    assert tokens.deep_inputs is not None
+    torch.testing.assert_close(tokens.deep_inputs, torch.stack(expected))
+    # Only the deep part tells targets apart at first.
+    first, second, last = (each for each in model.deep.layers if isinstance(each, torch.nn.Linear))
+    of_deep = last(torch.relu(second(torch.relu(first(tokens.deep_inputs))))) + model.deep.linear(tokens.deep_inputs)
+    torch.testing.assert_close(model.logits(batch), of_deep + model.head_bias)
+
+
 def test_experts_beyond_the_top_have_no_weight() -> None:
     torch.manual_seed(0)
     mixture = MMoE(4, num_tasks=2, num_experts=3, top_k=1, hidden=8)

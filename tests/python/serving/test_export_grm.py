@@ -27,7 +27,11 @@ def config_of(folder: Path) -> TrainingConfig:
     data = {"train": str(folder), "context": list(SCHEMA.context), "events": list(SCHEMA.events),
             "actions": list(SCHEMA.actions), "labels": list(SCHEMA.labels), "global_batch": 8}  # fmt: skip
     return TrainingConfig.of(
-        {"data": data, "model": SIZES | {"wide": True}, "run": {"device": "cpu", "max_steps": 4, "log_every": 4}}
+        {
+            "data": data,
+            "model": SIZES | {"wide": True, "deep": [8, 4]},
+            "run": {"device": "cpu", "max_steps": 4, "log_every": 4},
+        }
     )
 
 
