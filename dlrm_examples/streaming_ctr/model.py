@@ -39,7 +39,10 @@ class SharedBottom(torch.nn.Module):
 
     def forward(self, features: Mapping[str, Jagged], tables: Tables) -> torch.Tensor:
         """Returns the (E, L) logits of E examples."""
-        pooled = tables(features)
+        return self.logits(tables(features))
+
+    def logits(self, pooled: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the (E, L) logits for the pooled embeddings of each feature, (E, dim)."""
         inputs = torch.cat([pooled[name] for name in self._names], dim=1)
         logits: torch.Tensor = self._mlp(inputs) + self._linear(inputs)
         return logits
