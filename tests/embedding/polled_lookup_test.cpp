@@ -27,23 +27,13 @@ constexpr std::size_t kBatches = 12;
 /// Runs `body` on ranks that have two channels: of keys, and of rows.
 void run_polling_ranks(int size, std::size_t key_room,
                        std::function<void(int rank, std::unique_ptr<Exchanger>, ShardedTableOptions)> const& body) {
-  comm::MemoryStore store;
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        comm::GroupOptions options;
-        options.transport = comm::Transport::kInproc;
-        options.num_channels = 2;
-        options.max_lag = options.max_lag_limit = 3;
-        auto const group = comm::Group::connect(rank, size, store, options);
-        body(rank, std::make_unique<GroupExchanger>(*group, 0),
-             {.row_exchanger = std::make_shared<GroupExchanger>(*group, 1), .key_room = key_room});
-      } catch (std::exception const& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
+  comm::GroupOptions options;
+  options.num_channels = 2;
+  options.max_lag = options.max_lag_limit = 3;
+  run_groups(size, options, [&](comm::Group& group) {
+    body(group.rank(), std::make_unique<GroupExchanger>(group, 0),
+         {.row_exchanger = std::make_shared<GroupExchanger>(group, 1), .key_room = key_room});
+  });
 }
 
 /// Batches of all ranks: (ranks)(batches).
@@ -167,21 +157,15 @@ TEST(PolledLookup, NothingIsReadAhead) {
 }
 
 TEST(PolledLookup, RanksAgreeOnTheRoomForKeys) {
-  comm::MemoryStore store;
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      comm::GroupOptions options;
-      options.transport = comm::Transport::kInproc;
-      options.num_channels = 2;
-      auto const group = comm::Group::connect(rank, 2, store, options);
-      ShardedTableOptions const tables{.row_exchanger = std::make_shared<GroupExchanger>(*group, 1),
-                                       .key_room = rank == 0 ? std::size_t{64} : std::size_t{128}};
-      EXPECT_THROW(
-          ShardedTable(tables_with(kernels::OptimizerKind::kSgd), std::make_unique<GroupExchanger>(*group), tables),
-          base::UsageError);
-    });
-  }
+  comm::GroupOptions options;
+  options.num_channels = 2;
+  run_groups(2, options, [](comm::Group& group) {
+    ShardedTableOptions const tables{.row_exchanger = std::make_shared<GroupExchanger>(group, 1),
+                                     .key_room = group.rank() == 0 ? std::size_t{64} : std::size_t{128}};
+    EXPECT_THROW(
+        ShardedTable(tables_with(kernels::OptimizerKind::kSgd), std::make_unique<GroupExchanger>(group), tables),
+        base::UsageError);
+  });
 }
 
 }  // namespace

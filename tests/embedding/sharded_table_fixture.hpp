@@ -125,22 +125,26 @@ inline void train(ShardedTable& tables, ShardedTable::Batch& batch, Outputs cons
   tables.apply_gradients(step, {.rate = 0.5}, 2);
 }
 
-/// Runs `body` on `size` ranks, each in a thread. An exception of one fails the test.
-inline void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exchanger>)> const& body) {
+/// Runs `body` on `size` ranks, each in a thread with a group of `options`. An exception of one fails the test.
+inline void run_groups(int size, comm::GroupOptions options, std::function<void(comm::Group&)> const& body) {
+  options.transport = comm::Transport::kInproc;
   comm::MemoryStore store;
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        comm::GroupOptions options;
-        options.transport = comm::Transport::kInproc;
         auto const group = comm::Group::connect(rank, size, store, options);
-        body(rank, std::make_unique<GroupExchanger>(*group));
+        body(*group);
       } catch (std::exception const& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
       }
     });
   }
+}
+
+/// The same for a body that takes its rank and an exchanger.
+inline void run_ranks(int size, std::function<void(int rank, std::unique_ptr<Exchanger>)> const& body) {
+  run_groups(size, {}, [&](comm::Group& group) { body(group.rank(), std::make_unique<GroupExchanger>(group)); });
 }
 
 /// All that tables store, by (table, id): count, step, embedding, optimizer state.
