@@ -38,6 +38,11 @@ class Sequences:
         return self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times
 
 
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Returns the offsets of sequences with these lengths, (B + 1,)."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
 def sequence_of_tokens(offsets: Tensor, num_tokens: int) -> Tensor:
     """Returns the sequence of each token, (T,) int64; B for tokens after the last offset."""
     tokens = torch.arange(num_tokens, device=offsets.device)

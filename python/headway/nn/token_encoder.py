@@ -32,7 +32,7 @@ from headway.embedding.process_groups import GroupOrLocal
 from headway.nn.dropout_keys import token_keys
 from headway.nn.relative_bias import next_times
 from headway.nn.row_padding import pad_rows, padded_rows
-from headway.nn.sequences import Sequences
+from headway.nn.sequences import Sequences, offsets_of
 
 
 class EncodedTokens(NamedTuple):
@@ -126,11 +126,13 @@ class TokenEncoder(nn.Module):
         dtype = self.events.weight.dtype
         found = self.tables(self._features(batch) if lookups is None else lookups)
         embeddings = {name: rows.to(dtype) for name, rows in found.items()}
-        offsets = event_offsets = _offsets(batch.event_lengths)
+        offsets = event_offsets = offsets_of(batch.event_lengths)
         of_events = torch.cat([embeddings[name] for name in self.schema.events], dim=1)
         targets = _last_indices(event_offsets, batch.target_lengths, size=batch.num_targets)
         target_embeddings = of_events.index_select(0, targets)
-        deep_inputs = self._deep_inputs(target_embeddings, embeddings, batch) if self._has_deep_inputs else None
+        deep_inputs = (
+            self._deep_inputs(target_embeddings, event_offsets, embeddings, batch) if self._has_deep_inputs else None
+        )
         rows = pad_rows(of_events, padded_rows(batch.num_events, of_events.device))
         x = self._project(rows, event_offsets, embeddings, batch)
         num_context = len(self.schema.context)
@@ -146,11 +148,12 @@ class TokenEncoder(nn.Module):
         sequences = self._sequences(batch, offsets, seed, step, num_rows=len(x))
         return EncodedTokens(x, sequences, targets, target_embeddings, deep_inputs)
 
-    def _deep_inputs(self, of_targets: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch) -> Tensor:
-        offsets = _offsets(batch.event_lengths)
-        in_history = _first_indices(offsets, batch.history_lengths, size=batch.num_events - batch.num_targets)
+    def _deep_inputs(
+        self, of_targets: Tensor, event_offsets: Tensor, embeddings: Mapping[str, Tensor], batch: SampleBatch
+    ) -> Tensor:
+        in_history = _first_indices(event_offsets, batch.history_lengths, size=batch.num_events - batch.num_targets)
         history = embeddings[self.schema.events[0]].index_select(0, in_history)
-        mean = ops.jagged_reduce(history, _offsets(batch.history_lengths), "mean")
+        mean = ops.jagged_reduce(history, offsets_of(batch.history_lengths), "mean")
         samples = torch.repeat_interleave(batch.target_lengths, output_size=batch.num_targets)
         return join_deep_inputs(of_targets, [embeddings[name] for name in self.schema.context], mean, samples)
 
@@ -159,14 +162,24 @@ class TokenEncoder(nn.Module):
     ) -> Tensor:
         """Projects events and their actions in one product, (rows of ``of_events``, E)."""
         if self.actions is None:
-            projected: Tensor = self.events(of_events)
-            return projected
+            return self.project(of_events, None)
         of_actions = torch.cat([embeddings[name] for name in self.schema.actions], dim=1)
         in_history = _first_indices(event_offsets, batch.history_lengths, size=len(of_actions))
         # Targets and rows of no sample have zeros.
         spread = of_actions.new_zeros(len(of_events), of_actions.shape[1]).index_copy(0, in_history, of_actions)
+        return self.project(of_events, spread)
+
+    def project(self, of_events: Tensor, of_actions: Tensor | None) -> Tensor:
+        """Returns the tokens of events, (rows, E), from their embeddings, (rows, ...), and those of their actions.
+
+        Args:
+            of_actions: zeros for events without a known action; None: the schema has no actions.
+        """
+        if self.actions is None or of_actions is None:
+            projected: Tensor = self.events(of_events)
+            return projected
         weight = torch.cat([self.events.weight, self.actions.weight], dim=1)
-        return functional.linear(torch.cat([of_events, spread], dim=1), weight, self.events.bias)
+        return functional.linear(torch.cat([of_events, of_actions], dim=1), weight, self.events.bias)
 
     def _features(self, batch: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
         ones = torch.ones_like(batch.history_lengths)
@@ -227,17 +240,13 @@ def join_deep_inputs(of_targets: Tensor, context: Sequence[Tensor], history: Ten
     return torch.cat([of_targets, of_samples.index_select(0, samples)], dim=1)
 
 
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-
-
 def _first_indices(offsets: Tensor, counts: Tensor, *, size: int) -> Tensor:
     """Returns the indices of the first ``counts`` tokens of each sample, one sample after the other, (size,).
 
     ``size`` is the sum of ``counts``. The host knows it, and does not wait for the device to add them up.
     """
     samples = torch.repeat_interleave(counts, output_size=size)
-    within = torch.arange(len(samples), device=counts.device) - _offsets(counts)[samples]
+    within = torch.arange(len(samples), device=counts.device) - offsets_of(counts)[samples]
     return offsets[samples] + within
 
 

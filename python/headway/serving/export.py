@@ -15,8 +15,8 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,11 +94,11 @@ def export(
     try:
         dense.eval()
         with torch.no_grad():
-            checked = [_expect_rows_apart(dense, draft, bucket) for bucket in sorted(set(buckets))]
-            outputs = checked[0]
-            parts = [_compile(dense, draft, bucket, new, outputs) for bucket in sorted(set(buckets))]
+            sizes = sorted(set(buckets))
+            outputs = [_expect_rows_apart(dense, draft, bucket) for bucket in sizes]
+            parts = [_compile(dense, draft, bucket, new) for bucket in sizes]
         tables.save(new / TABLES_NAME)
-        manifest = Manifest(**{**_fields(draft), "outputs": outputs, "parts": parts})
+        manifest = replace(draft, outputs=outputs[0], parts=parts)
         manifest.write(new)
         new.chmod(0o755)
         new.rename(folder)  # Replaces an empty folder.
@@ -134,16 +134,9 @@ class _Flat(nn.Module):
         return outputs
 
 
-def _compile(
-    dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path, outputs: Sequence[str]
-) -> CompiledPart:
-    flat = _Flat(dense, manifest)
+def _compile(dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path) -> CompiledPart:
     inputs, _ = _trial_batch(manifest, bucket, seed=1)
-    found = flat.outputs(inputs)
-    for name in outputs:
-        if len(found[name]) != bucket.items:
-            raise PackageError(f"output {name} has {len(found[name])} rows, and there are {bucket.items} items")
-    program = torch.export.export(flat, tuple(inputs), strict=False)
+    program = torch.export.export(_Flat(dense, manifest), tuple(inputs), strict=False)
     path = folder / f"dense_{bucket.items}_{bucket.users}_{bucket.tokens}.pt2"
     torch._inductor.aoti_compile_and_package(
         program,
@@ -164,7 +157,11 @@ def _expect_rows_apart(dense: nn.Module, manifest: Manifest, bucket: Bucket) -> 
     found = []
     for seed in (1, 2, 3):
         inputs, rows = _trial_batch(manifest, bucket, seed=seed)
-        found.append({name: output[rows] for name, output in flat.outputs(inputs).items()})
+        outputs = flat.outputs(inputs)
+        for name, output in outputs.items():
+            if len(output) != bucket.items:
+                raise PackageError(f"output {name} has {len(output)} rows, and there are {bucket.items} items")
+        found.append({name: output[rows] for name, output in outputs.items()})
     for name, expected in found[0].items():
         for other in found[1:]:
             difference = float((expected - other[name]).abs().max())
@@ -253,7 +250,3 @@ def _expect_buckets(manifest: Manifest, buckets: Sequence[Bucket]) -> None:
         if (bucket.tokens > 0) != bool(manifest.sequences):
             wanted = "at least 1" if manifest.sequences else "0"
             raise PackageError(f"{bucket}: tokens must be {wanted} for these features")
-
-
-def _fields(manifest: Manifest) -> dict[str, Any]:
-    return dict(vars(manifest))

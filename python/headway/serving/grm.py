@@ -20,13 +20,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from headway.data.schema import TARGET
 from headway.embedding import LOCAL
 from headway.embedding.config import NoOptimizer
 from headway.nn import GRM
-from headway.nn.sequences import Sequences, sequence_of_tokens
+from headway.nn.sequences import Sequences, offsets_of, sequence_of_tokens
 from headway.nn.token_encoder import join_deep_inputs
 from headway.serving.export import export
 from headway.serving.package import Bucket, Manifest, PackageError, ServedFeature
@@ -87,7 +86,7 @@ class DenseGRM(nn.Module):
         history = torch.cat([embeddings[name] for name in schema.events], dim=1)
         targets = torch.cat([embeddings[TARGET + name] for name in schema.events], dim=1)
         num_users, num_items, num_events = len(items), len(targets), len(history)
-        events_before, items_before = _offsets(lengths[HISTORY]), _offsets(items)
+        events_before, items_before = offsets_of(lengths[HISTORY]), offsets_of(items)
         # Rows of padding have the user number U. ``after`` is then the number of all rows before them.
         of_event, of_item = sequence_of_tokens(events_before, num_events), sequence_of_tokens(items_before, num_items)
         after = torch.cat([events_before[1:], events_before.new_full((1,), num_events)])
@@ -104,7 +103,7 @@ class DenseGRM(nn.Module):
             places = first[:, None] + torch.arange(num_context, device=items.device)
             x = x.index_copy(0, places.flatten(), rows.flatten(0, 1))
         sequences = Sequences(
-            offsets=_offsets(lengths[HISTORY] + items + num_context),
+            offsets=offsets_of(lengths[HISTORY] + items + num_context),
             max_length=model.config.max_length,
             num_contextual=torch.full_like(items, num_context, dtype=torch.int32),
             num_targets=items.to(torch.int32),
@@ -126,12 +125,10 @@ class DenseGRM(nn.Module):
         """Projects events and their actions; targets have none."""
         encoder = self.model.encoder
         if encoder.actions is None:
-            projected: Tensor = encoder.events(of_events)
-            return projected
+            return encoder.project(of_events, None)
         width = encoder.actions.in_features
         actions = torch.cat(list(of_actions), dim=1) if of_actions else of_events.new_zeros(len(of_events), width)
-        weight = torch.cat([encoder.events.weight, encoder.actions.weight], dim=1)
-        return functional.linear(torch.cat([of_events, actions], dim=1), weight, encoder.events.bias)
+        return encoder.project(of_events, actions)
 
 
 def export_grm(checkpoint: str | Path, folder: str | Path, *, buckets: Sequence[Bucket], version: str = "") -> Manifest:
@@ -163,7 +160,3 @@ def export_grm(checkpoint: str | Path, folder: str | Path, *, buckets: Sequence[
         folder, dense, tables, features=dense.features, buckets=buckets, longest=dense.longest,
         version=version or path.resolve().name,
     )  # fmt: skip
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

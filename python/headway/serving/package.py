@@ -3,8 +3,8 @@
 
 Idea: a model is cut at its lookups. ``tables/`` has the rows, as ``HashTableCollection.save()`` writes them. The dense
 part is what comes behind the lookups; it is compiled once for each bucket, a size to which batches are padded.
-``manifest.json`` tells how requests become inputs of the dense part. It is written last, so a folder without it is what
-an interrupted export left.
+``manifest.json`` tells how requests become inputs of the dense part. ``export()`` makes the folder under another name
+and renames it, so a package is there as a whole or not at all.
 
 Example: two features of 8 columns, "user" and "item", and a bucket of 4 items. The dense part takes two tensors (4, 8).
 A request for 3 items fills three rows of each; the fourth is 0.
@@ -15,7 +15,6 @@ bit, and never on its other rows, so predictions of one bucket have the same bit
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.embedding import Constant, Normal, Uniform
+from headway.embedding.checkpoint.sealed_json import seal, unseal
 from headway.embedding.config import Initializer, Pooling
 
 Axis = Literal["user", "item"]
@@ -177,11 +177,8 @@ class Manifest:
         return min(fitting, key=lambda each: (each.bucket.items + each.bucket.tokens, each.bucket), default=None)
 
     def write(self, folder: Path) -> None:
-        """Writes the manifest. A package counts from then on."""
-        body = json.dumps(asdict(self))
-        new = folder / f"{MANIFEST_NAME}.new"
-        new.write_text(json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "manifest": body}))
-        new.replace(folder / MANIFEST_NAME)
+        """Writes the manifest."""
+        (folder / MANIFEST_NAME).write_text(seal(asdict(self), format_number=_FORMAT))
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -192,11 +189,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            envelope = json.loads(path.read_text())
-            body = envelope["manifest"]
-            if envelope["format"] != _FORMAT or zlib.crc32(body.encode()) != envelope["crc32"]:
-                raise ValueError("it has another format, or was altered")
-            values = json.loads(body)
+            values = unseal(path.read_text(), format_number=_FORMAT)
             if unknown := values.keys() - {each.name for each in fields(Manifest)}:
                 raise ValueError(f"it has the unknown field {min(unknown)}")
             return Manifest(

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from headway._embedding import Table
+from headway.embedding.checkpoint.sealed_json import seal, unseal
 from headway.embedding.merging import MergedTable
 
 MANIFEST_NAME = "manifest.json"
@@ -45,8 +44,7 @@ class Manifest:
     blocks: list[Block]
 
     def to_json(self) -> str:
-        body = json.dumps(asdict(self))
-        return json.dumps({"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "manifest": body})
+        return seal(asdict(self), format_number=_FORMAT)
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -57,11 +55,7 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            envelope = json.loads(path.read_text())
-            body = envelope["manifest"]
-            if envelope["format"] != _FORMAT or zlib.crc32(body.encode()) != envelope["crc32"]:
-                raise ValueError("it has another format, or was altered")
-            values = json.loads(body)
+            values = unseal(path.read_text(), format_number=_FORMAT)
             return Manifest(**{**values, "blocks": [Block(**block) for block in values["blocks"]]})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the manifest of a checkpoint: {error}") from error
