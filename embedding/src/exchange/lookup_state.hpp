@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "exchange/inputs.hpp"
 #include "exchange/key_exchange.hpp"
 #include "exchange/row_exchange.hpp"
 #include "headway/base/status.hpp"
@@ -90,19 +91,6 @@ class BatchOrder {
  private:
   mutable std::mutex mutex_;
   std::set<std::uint64_t> numbers_;
-};
-
-/// The features of a merged table, one after the other.
-struct Inputs {
-  Block<std::uint64_t> ids;       ///< (K)
-  Block<std::uint32_t> tables;    ///< (K)
-  Block<std::int64_t> offsets;    ///< (bags + 1), or empty if each id is a bag.
-  Block<float> weights;           ///< (K), or empty if all are 1.
-  std::vector<bool> are_means{};  ///< (bags), or empty if no feature has kMean.
-  std::size_t num_bags = 0;
-
-  [[nodiscard]] Keys keys() const { return {.ids = ids.span, .tables = tables.span}; }
-  [[nodiscard]] Bags bags() const { return {.offsets = offsets.span, .weights = weights.span}; }
 };
 
 /// TableLookup::num_replaced of a lookup whose rows are to be found when they are needed.
