@@ -24,7 +24,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 #: First path component of an include -> its library. Other includes belong to the operating system or C++.
 _FOREIGN_INCLUDES = {
     "torch": "torch", "ATen": "torch", "c10": "torch", "pybind11": "torch", "Python.h": "torch", "caffe2": "torch",
-    "mpi.h": "mpi",
+    "mpi.h": "mpi", "nlohmann": "json",
     "gtest": "gtest", "gmock": "gtest",
 }  # fmt: skip
 
@@ -35,6 +35,7 @@ _PUBLIC_PREFIXES = {
     "headway/kernels": "kernels",
     "headway/embedding": "embedding",
     "headway/c10d": "c10d_backend",
+    "headway/serving": "serving",
 }
 
 
@@ -61,6 +62,11 @@ LAYERS = [
     Layer(folder="kernels", includes=frozenset({"base"}), torch_folder="kernels/torch"),
     Layer(folder="embedding", includes=frozenset({"base", "libcomm", "kernels"}), torch_folder="embedding/torch"),
     Layer(folder="c10d_backend", includes=frozenset({"base", "libcomm", "torch"})),
+    Layer(
+        folder="serving",
+        includes=frozenset({"base", "libcomm", "kernels", "embedding", "json"}),
+        torch_folder="serving/torch",
+    ),
     Layer(folder="python"),
     Layer(folder="dlrm_examples", may_import=frozenset({"headway"})),
     Layer(
@@ -75,7 +81,9 @@ LAYERS = [
     ),
     Layer(
         folder="tests",
-        includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi", "gtest"}),
+        includes=frozenset(
+            {"base", "libcomm", "kernels", "embedding", "c10d_backend", "serving", "torch", "mpi", "gtest", "json"}
+        ),
         may_import=None,
     ),
 ]

@@ -45,7 +45,7 @@ Outputs expand_all(PairwiseLookup& lookup, PairwiseLookup::Batch const& batch) {
   return outputs;
 }
 
-/// What one rank that has all rows gives for a batch.
+/// Embeddings of a batch on one rank that has all rows.
 Outputs expected(RankBatch const& batch, float scale = 1, bool zeros = false) {
   PairwiseLookup alone(nullptr);
   auto tables = read_tables(0, 1, scale);

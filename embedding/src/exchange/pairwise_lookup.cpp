@@ -92,7 +92,7 @@ struct PairwiseLookup::Question {
   std::array<std::uint64_t, kFirstWords> first{};
   Words rest{};
   int source = -1;
-  comm::OperationPtr receive{};  ///< Of `first`, then of `rest`.
+  comm::OperationPtr receive{};  ///< Receives `first`, then `rest`.
   bool is_woken = false;         ///< Its receive wakes somebody.
 
   [[nodiscard]] std::uint64_t number() const { return first[0]; }
@@ -128,7 +128,7 @@ class PairwiseLookup::Batch {
 
   std::uint64_t version = 0;
   std::vector<Lookup> lookups{};      ///< (merged tables)
-  std::vector<RowsOfRank> answers{};  ///< Of the ranks that were asked.
+  std::vector<RowsOfRank> answers{};  ///< One of each rank that was asked.
   bool is_finished = false;
 
  private:

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/serving/latency_histogram.hpp"
+#include "headway/serving/request.hpp"
+#include "headway/serving/row_fetcher.hpp"
+#include "headway/serving/served_model.hpp"
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace headway::serving {
+
+using Clock = std::chrono::steady_clock;
+
+struct EngineOptions {
+  std::size_t max_rows = 512;                ///< Most items of a batch. The largest bucket is a limit, too.
+  std::chrono::microseconds batch_delay{0};  ///< Longest wait of a request for others of its batch.
+  std::size_t max_in_flight = 3;             ///< Batches between their keys and their replies.
+  /// Items and bytes of requests that wait for a batch. A request beyond them is refused.
+  std::size_t max_queued_rows = 1 << 16;
+  std::size_t max_queued_bytes = std::size_t{256} << 20;
+  /// For benchmarks: time until the keys of a batch are known, as if a service had to be asked for features.
+  std::function<std::chrono::nanoseconds()> delay_before_keys{};
+};
+
+/// Stages of a request, in their order. `kEngine` is what is left of its time.
+enum class Stage : std::uint8_t { kQueue, kDelay, kFetch, kDenseQueue, kDense, kEngine, kTotal };
+constexpr std::size_t kNumStages = 7, kNumOutcomes = 6;
+
+/// Counters since the engine was made.
+struct EngineStatistics {
+  std::array<std::uint64_t, kNumOutcomes> requests{};  ///< By Outcome.
+  std::array<LatencyHistogram, kNumStages> stages{};   ///< By Stage, of answered requests.
+  std::uint64_t batches = 0, rows = 0;                 ///< Rows of answered batches.
+  std::size_t queued_rows = 0;                         ///< Now.
+};
+
+/// Serves one rank: batches requests, fetches rows from their owners, runs the dense part and replies. engine.cpp
+/// explains its loop. Thread-safe.
+class Engine {
+ public:
+  /// Starts two threads: the loop, and one that runs the dense part.
+  /// @param fetcher has the version of `model`
+  /// @throws base::UsageError if an option is out of its range
+  Engine(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher, EngineOptions options);
+  /// drain()s.
+  ~Engine();
+  Engine(Engine const&) = delete;
+  Engine& operator=(Engine const&) = delete;
+
+  /// Takes a request. `reply` is called exactly once: at once if the request is refused, or else on the thread of the
+  /// loop, at the deadline at the latest. A request that cannot meet its deadline is refused at once.
+  void submit(Request request, Clock::time_point deadline, ReplyFunction reply);
+  /// Does the engine take requests?
+  [[nodiscard]] bool is_ready() const;
+  /// Why not; empty if it does.
+  [[nodiscard]] std::string why_not_ready() const;
+  /// Model that answers now.
+  [[nodiscard]] std::shared_ptr<ServedModel const> model() const;
+  [[nodiscard]] EngineStatistics statistics() const;
+
+  /// Refuses new requests from now on. Waits until those accepted are answered, and all ranks of the group drain.
+  /// Meanwhile the rank answers its peers.
+  void drain();
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace headway::serving

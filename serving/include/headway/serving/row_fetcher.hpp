@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/thread_pool.hpp"
+#include "headway/comm/group.hpp"
+#include "headway/embedding/features.hpp"
+#include "headway/embedding/pairwise_lookup.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace headway::serving {
+
+/// Gets the embeddings of batches from the ranks that own their rows. No call waits. One thread uses it.
+class RowFetcher {
+ public:
+  /// The rows of one batch.
+  class Fetch {
+   public:
+    virtual ~Fetch() = default;
+    /// Has everything come? @throws std::exception: it will not
+    [[nodiscard]] virtual bool poll() = 0;
+    /// Rank whose rows have not come; -1: none, or not known.
+    [[nodiscard]] virtual int missing_rank() const = 0;
+    /// After poll() has returned true. See embedding::PairwiseLookup::expand().
+    virtual void expand(std::size_t merged, std::span<float> out) = 0;
+  };
+
+  RowFetcher() = default;
+  RowFetcher(RowFetcher const&) = delete;
+  RowFetcher& operator=(RowFetcher const&) = delete;
+  virtual ~RowFetcher() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  /// Adds tables, which all ranks have to add before one of them begins a batch of this version.
+  virtual void add_version(std::uint64_t version, std::vector<embedding::ReadTable> tables) = 0;
+  /// Starts to fetch. The features may be freed afterwards.
+  /// @throws base::OperationError if a rank is lost
+  [[nodiscard]] virtual std::unique_ptr<Fetch> begin(std::uint64_t version,
+                                                     std::span<embedding::Feature const> features) = 0;
+  /// Answers the keys of peers. @returns whether there were any
+  /// @throws base::OperationError if a rank is lost
+  virtual bool answer_peers() = 0;
+  /// Lets `wake` be called, on another thread, when a call here may find something new. It may be called too often.
+  virtual void wake_on_change(std::function<void()> const& wake) = 0;
+  /// Says that this rank will begin no batch any more. @returns whether all ranks have said so; until then go on to
+  /// answer_peers()
+  /// @throws base::OperationError if a rank is lost
+  [[nodiscard]] virtual bool leave() = 0;
+};
+
+/// Fetches by messages between pairs of ranks (embedding::PairwiseLookup).
+/// @param group null: this rank is alone; its channels are not used
+[[nodiscard]] std::unique_ptr<RowFetcher> make_pairwise_fetcher(std::shared_ptr<comm::Group> group,
+                                                                std::shared_ptr<base::ThreadPool> thread_pool);
+
+}  // namespace headway::serving

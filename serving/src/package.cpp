@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "headway/serving/package.hpp"
+
+#include "headway/base/crc32.hpp"
+#include "headway/base/status.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <span>
+#include <utility>
+
+namespace headway::serving {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int kFormat = 1;
+
+std::string read_file(std::filesystem::path const& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw PackageError(path.string() + " cannot be read");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::uint32_t crc32_of(std::string const& text) { return base::crc32(std::as_bytes(std::span(text))); }
+
+/// Reads JSON that sealed_json.py has written, with a checksum of its text.
+json unseal(std::filesystem::path const& path) {
+  auto const envelope = json::parse(read_file(path));
+  auto const body = envelope.at("manifest").get<std::string>();
+  if (envelope.at("format").get<int>() != kFormat || crc32_of(body) != envelope.at("crc32").get<std::uint32_t>()) {
+    throw PackageError(path.string() + " has another format, or was altered");
+  }
+  return json::parse(body);
+}
+
+/// One of several values by its name.
+template <class T>
+T named(json const& name, std::map<std::string, T> const& values) {
+  auto const text = name.is_null() ? std::string("none") : name.get<std::string>();
+  auto const found = values.find(text);
+  if (found == values.end()) throw PackageError("\"" + text + "\" is not known");
+  return found->second;
+}
+
+/// Name of a file in the folder of the manifest.
+std::string file_of(json const& text) {
+  auto name = text.at("file").get<std::string>();
+  if (name.empty() || name.find('/') != std::string::npos)
+    throw PackageError("file \"" + name + "\" leaves the folder");
+  return name;
+}
+
+/// @throws PackageError if two of them have the same name
+void expect_different_names(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  auto const twice = std::ranges::adjacent_find(names);
+  if (twice != names.end()) throw PackageError(*twice + " is there twice");
+}
+
+Axis axis_of(json const& name) { return named<Axis>(name, {{"user", Axis::kUser}, {"item", Axis::kItem}}); }
+
+embedding::Initializer initializer_of(json const& text, std::uint64_t seed) {
+  auto const kind = text.at("kind").get<std::string>();
+  auto const number = [&](char const* name) { return static_cast<float>(text.at(name).get<double>()); };
+  if (kind == "constant") return embedding::Initializer::constant(number("value"));
+  if (kind == "uniform") return embedding::Initializer::uniform(number("low"), number("high"), seed);
+  if (kind == "normal") return embedding::Initializer::normal(number("mean"), number("std"), seed);
+  throw PackageError("initializer \"" + kind + "\" is not known");
+}
+
+Sizes sizes_of(json const& text) {
+  return {.items = text.at("items").get<std::size_t>(),
+          .users = text.at("users").get<std::size_t>(),
+          .tokens = text.at("tokens").get<std::size_t>()};
+}
+
+void read_tables_of(json const& values, Manifest& manifest) {
+  auto const seed = values.at("seed").get<std::uint64_t>();
+  for (auto const& each : values.at("tables")) {
+    auto const name = each.at("name").get<std::string>();
+    manifest.tables.push_back(
+        {.name = name,
+         .id = crc32_of(name),  // headway.embedding.merging.table_id_of()
+         .dim = each.at("dim").get<std::size_t>(),
+         .time_to_live = each.at("time_to_live").get<std::uint32_t>(),
+         .reads_unknown_as_zeros = named<bool>(each.at("unknown"), {{"initial", false}, {"zeros", true}}),
+         .initializer = initializer_of(each.at("initializer"), seed)});
+  }
+  std::vector<std::string> names;
+  for (auto const& table : manifest.tables) names.push_back(table.name);
+  expect_different_names(std::move(names));
+}
+
+template <class T>
+std::size_t index_of(std::vector<T> const& all, auto const& is_wanted, std::string const& error) {
+  auto const found = std::ranges::find_if(all, is_wanted);
+  if (found == all.end()) throw PackageError(error);
+  return static_cast<std::size_t>(found - all.begin());
+}
+
+void read_features_of(json const& values, Manifest& manifest) {
+  using embedding::Pooling;
+  for (auto const& each : values.at("features")) {
+    ServedFeature feature{.name = each.at("name").get<std::string>()};
+    auto const table = each.at("table").get<std::string>();
+    feature.table = index_of(
+        manifest.tables, [&](auto const& candidate) { return candidate.name == table; },
+        "feature " + feature.name + ": there is no table " + table);
+    feature.axis = axis_of(each.at("axis"));
+    feature.pooling = named<Pooling>(each.at("pooling"),
+                                     {{"sum", Pooling::kSum}, {"mean", Pooling::kMean}, {"none", Pooling::kNone}});
+    if (auto const& sequence = each.at("sequence"); !sequence.is_null()) {
+      auto const name = sequence.get<std::string>();
+      auto& names = manifest.sequences;
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      feature.sequence = index_of(
+          names, [&](auto const& candidate) { return candidate == name; }, "");
+    }
+    if ((feature.pooling == Pooling::kNone) != (feature.sequence != ServedFeature::kNoSequence)) {
+      throw PackageError("feature " + feature.name + " has no pooling and no sequence, or both");
+    }
+    feature.is_single = each.at("is_single").get<bool>();
+    manifest.features.push_back(std::move(feature));
+  }
+  for (auto const& each : values.at("dense_features")) {
+    manifest.dense_features.push_back({.name = each.at("name").get<std::string>(),
+                                       .width = each.at("width").get<std::size_t>(),
+                                       .axis = axis_of(each.at("axis"))});
+  }
+  std::vector<std::string> names;
+  for (auto const& feature : manifest.features) names.push_back(feature.name);
+  for (auto const& dense : manifest.dense_features) names.push_back(dense.name);
+  expect_different_names(std::move(names));
+}
+
+void read_parts_of(json const& values, Manifest& manifest) {
+  for (auto const& each : values.at("parts")) {
+    manifest.parts.push_back({.bucket = sizes_of(each.at("bucket")),
+                              .file = file_of(each),
+                              .num_bytes = each.at("num_bytes").get<std::uint64_t>(),
+                              .crc32 = each.at("crc32").get<std::uint32_t>()});
+  }
+  if (manifest.parts.empty() || manifest.features.empty()) throw PackageError("it has no bucket, or no feature");
+}
+
+/// Keys that wait for a row are left out: lookups that only read give their initial embeddings.
+SavedTables saved_tables(std::filesystem::path const& path) {
+  auto const values = unseal(path);
+  SavedTables saved{.step = values.at("step").get<std::uint32_t>(),
+                    .routing_version = values.at("routing_version").get<std::uint32_t>(),
+                    .blocks = {}};
+  auto const& groups = values.at("groups");
+  for (auto const& each : values.at("blocks")) {
+    if (each.at("pending").get<bool>()) continue;
+    auto const& group = groups.at(each.at("group").get<std::size_t>());
+    saved.blocks.push_back({.file = file_of(each),
+                            .offset = each.at("offset").get<std::uint64_t>(),
+                            .num_bytes = each.at("num_bytes").get<std::uint64_t>(),
+                            .crc32 = each.at("crc32").get<std::uint32_t>(),
+                            .num_keys = each.at("num_keys").get<std::uint64_t>(),
+                            .first_bucket = each.at("first_bucket").get<std::uint32_t>(),
+                            .end_bucket = each.at("end_bucket").get<std::uint32_t>(),
+                            .dim = group.at("dim").get<std::size_t>(),
+                            .state_size = group.at("state_size").get<std::size_t>()});
+  }
+  return saved;
+}
+
+void expect_files(Manifest const& manifest, std::filesystem::path const& folder) {
+  for (auto const& part : manifest.parts) {
+    auto const path = folder / part.file;
+    auto const content = read_file(path);
+    if (content.size() != part.num_bytes || crc32_of(content) != part.crc32) {
+      throw PackageError(path.string() + " was truncated or altered");
+    }
+  }
+}
+
+template <class Read>
+auto naming(std::filesystem::path const& path, Read const& read) {
+  try {
+    return read();
+  } catch (PackageError const& error) {
+    throw PackageError(path.string() + ": " + error.what());
+  } catch (json::exception const& error) {
+    throw PackageError(path.string() + ": " + error.what());
+  } catch (base::UsageError const& error) {
+    throw PackageError(path.string() + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+bool Manifest::has_users() const {
+  auto const is_of_users = [](auto const& each) { return each.axis == Axis::kUser; };
+  return std::ranges::any_of(features, is_of_users) || std::ranges::any_of(dense_features, is_of_users);
+}
+
+Manifest read_package(std::filesystem::path const& folder) {
+  auto const path = folder / "manifest.json", tables_path = folder / "tables" / "manifest.json";
+  auto manifest = naming(path, [&] {
+    auto const values = unseal(path);
+    Manifest read;
+    read.version = values.at("version").get<std::string>();
+    read.torch_version = values.at("torch_version").get<std::string>();
+    read_tables_of(values, read);
+    read_features_of(values, read);
+    read_parts_of(values, read);
+    if (auto const& longest = values.at("longest"); !longest.is_null()) read.longest = longest.get<std::size_t>();
+    read.outputs = values.at("outputs").get<std::vector<std::string>>();
+    return read;
+  });
+  manifest.saved = naming(tables_path, [&] { return saved_tables(tables_path); });
+  manifest.number = std::uint64_t{crc32_of(read_file(path))} << 32 | crc32_of(read_file(tables_path));
+  expect_files(manifest, folder);
+  return manifest;
+}
+
+}  // namespace headway::serving
