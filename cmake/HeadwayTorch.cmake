@@ -46,11 +46,15 @@ target_include_directories(headway_torch SYSTEM INTERFACE ${torch_root}/include
 target_compile_definitions(headway_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 add_library(headway_torch_python INTERFACE)
 add_library(headway::torch_python ALIAS headway_torch_python)
-foreach(library c10 torch_cpu torch_python)
+foreach(library c10 torch torch_cpu torch_python)
   add_library(headway_torch_lib_${library} SHARED IMPORTED)
   set_target_properties(headway_torch_lib_${library} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${library}.so)
 endforeach()
 target_link_libraries(headway_torch INTERFACE headway_torch_lib_c10 headway_torch_lib_torch_cpu)
+# For programs without Python that load compiled models: libtorch.so brings the libraries of all devices.
+add_library(headway_torch_whole INTERFACE)
+add_library(headway::torch_whole ALIAS headway_torch_whole)
+target_link_libraries(headway_torch_whole INTERFACE headway::torch headway_torch_lib_torch)
 # `import torch` loads the other libraries of torch's CUDA build before those of headway are loaded.
 target_link_options(headway_torch INTERFACE -Wl,--allow-shlib-undefined)
 target_link_libraries(headway_torch_python INTERFACE headway::torch headway_torch_lib_torch_python Python::Module)

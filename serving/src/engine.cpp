@@ -95,6 +95,7 @@ class Engine::Loop {
   Loop& operator=(Loop const&) = delete;
 
   void submit(Request request, Clock::time_point deadline, ReplyFunction reply);
+  void refuse_new();
   void drain();
   [[nodiscard]] std::string why_not_ready() const;
   [[nodiscard]] std::shared_ptr<ServedModel const> model() const {
@@ -221,12 +222,16 @@ std::chrono::nanoseconds Engine::Loop::expected_time(std::size_t rows) const {
   return std::max(batch_interval_, dense_time_) * static_cast<std::int64_t>(num_batches) + batch_time_;
 }
 
-void Engine::Loop::drain() {
+void Engine::Loop::refuse_new() {
   {
     std::lock_guard const lock(mutex_);
     is_draining_ = true;
   }
   wake();
+}
+
+void Engine::Loop::drain() {
+  refuse_new();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -505,6 +510,7 @@ bool Engine::is_ready() const { return loop_->why_not_ready().empty(); }
 std::string Engine::why_not_ready() const { return loop_->why_not_ready(); }
 std::shared_ptr<ServedModel const> Engine::model() const { return loop_->model(); }
 EngineStatistics Engine::statistics() const { return loop_->statistics(); }
+void Engine::refuse_new() { loop_->refuse_new(); }
 void Engine::drain() { loop_->drain(); }
 
 }  // namespace headway::serving

@@ -65,7 +65,9 @@ class Engine {
   [[nodiscard]] std::shared_ptr<ServedModel const> model() const;
   [[nodiscard]] EngineStatistics statistics() const;
 
-  /// Refuses new requests from now on. Waits until those accepted are answered, and all ranks of the group drain.
+  /// Refuses new requests from now on.
+  void refuse_new();
+  /// refuse_new(), and waits until those accepted are answered, and all ranks of the group drain.
   /// Meanwhile the rank answers its peers.
   void drain();
 
