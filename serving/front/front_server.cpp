@@ -20,12 +20,18 @@ using grpc::CallbackServerContext, grpc::ServerUnaryReactor, grpc::Status, grpc:
 
 StatusCode code_of(Outcome outcome) {
   switch (outcome) {
-    case Outcome::kAnswered: return StatusCode::OK;
-    case Outcome::kInvalid: return StatusCode::INVALID_ARGUMENT;
-    case Outcome::kQueueFull: return StatusCode::RESOURCE_EXHAUSTED;
-    case Outcome::kDeadlineExceeded: return StatusCode::DEADLINE_EXCEEDED;
-    case Outcome::kUnavailable: return StatusCode::UNAVAILABLE;
-    case Outcome::kFailed: return StatusCode::INTERNAL;
+    case Outcome::kAnswered:
+      return StatusCode::OK;
+    case Outcome::kInvalid:
+      return StatusCode::INVALID_ARGUMENT;
+    case Outcome::kQueueFull:
+      return StatusCode::RESOURCE_EXHAUSTED;
+    case Outcome::kDeadlineExceeded:
+      return StatusCode::DEADLINE_EXCEEDED;
+    case Outcome::kUnavailable:
+      return StatusCode::UNAVAILABLE;
+    case Outcome::kFailed:
+      return StatusCode::INTERNAL;
   }
   return StatusCode::UNKNOWN;
 }

@@ -4,24 +4,22 @@
 
 #include "compiled_model.hpp"
 #include "front_server.hpp"
-#include "headway/base/log.hpp"
 #include "headway/base/status.hpp"
 #include "headway/serving/engine.hpp"
+#include "headway/serving/generations.hpp"
+#include "program_options.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <exception>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
-#include <string_view>
-#include <unistd.h>
+#include <thread>
+#include <utility>
+#include <vector>
 
 namespace headway::serving {
 
@@ -47,75 +45,82 @@ struct Arguments {
   std::filesystem::path package, store;
   std::string group = "serving";
   int rank = 0, size = 1, model_threads = 1;
-  std::int64_t key_delay_us = 0;
+  std::chrono::microseconds key_delay{0};
   EngineOptions engine{.batch_delay = std::chrono::microseconds(1000)};
   FrontOptions front;
 };
 
-std::int64_t number_of(std::string const& option, std::string const& text, std::int64_t least) {
-  char* end = nullptr;
-  errno = 0;
-  auto const number = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || errno != 0 || number < least || number > 2'000'000'000) {
-    throw base::UsageError(option + " must be a number from " + std::to_string(least) + ", not \"" + text + "\"");
-  }
-  return number;
-}
-
 Arguments parse(std::vector<std::string> const& words) {
   Arguments arguments;
-  using Set = std::function<void(std::string const& option, std::string const& value)>;
-  auto const number = [](auto& target, std::int64_t least) -> Set {
-    return [&target, least](std::string const& option, std::string const& value) {
-      target = static_cast<std::remove_reference_t<decltype(target)>>(number_of(option, value, least));
-    };
-  };
-  auto const text = [](auto& target) -> Set {
-    return [&target](std::string const& /*option*/, std::string const& value) { target = value; };
-  };
-  std::map<std::string, Set> const options{
-      {"--package", text(arguments.package)},
-      {"--store", text(arguments.store)},
-      {"--group", text(arguments.group)},
-      {"--name", text(arguments.front.model_name)},
-      {"--address", text(arguments.front.address)},
-      {"--rank", number(arguments.rank, 0)},
-      {"--size", number(arguments.size, 1)},
-      {"--max-rows", number(arguments.engine.max_rows, 1)},
-      {"--max-in-flight", number(arguments.engine.max_in_flight, 1)},
-      {"--max-queued-rows", number(arguments.engine.max_queued_rows, 1)},
-      {"--model-threads", number(arguments.model_threads, 1)},
-      {"--key-delay", number(arguments.key_delay_us, 0)},
-      {"--batch-delay",
-       [&](auto const& option, auto const& value) {
-         arguments.engine.batch_delay = std::chrono::microseconds(number_of(option, value, 0));
-       }},
-      {"--timeout",
-       [&](auto const& option, auto const& value) {
-         arguments.front.default_timeout = std::chrono::milliseconds(number_of(option, value, 1));
-       }},
-  };
-  for (std::size_t i = 0; i < words.size(); i += 2) {
-    auto const found = options.find(words[i]);
-    if (found == options.end()) throw base::UsageError("unknown option " + words[i]);
-    if (i + 1 == words.size()) throw base::UsageError(words[i] + " needs a value");
-    found->second(words[i], words[i + 1]);
-  }
+  ProgramOptions options;
+  options.add_path("--package", arguments.package);
+  options.add_path("--store", arguments.store);
+  options.add_text("--group", arguments.group);
+  options.add_text("--name", arguments.front.model_name);
+  options.add_text("--address", arguments.front.address);
+  options.add_number("--rank", arguments.rank, 0);
+  options.add_number("--size", arguments.size, 1);
+  options.add_number("--max-rows", arguments.engine.max_rows, 1);
+  options.add_number("--max-in-flight", arguments.engine.max_in_flight, 1);
+  options.add_number("--max-queued-rows", arguments.engine.max_queued_rows, 1);
+  options.add_number("--model-threads", arguments.model_threads, 1);
+  options.add_duration("--batch-delay", arguments.engine.batch_delay, 0);
+  options.add_duration("--timeout", arguments.front.default_timeout, 1);
+  options.add_duration("--key-delay", arguments.key_delay, 0);
+  options.parse(words);
   if (arguments.package.empty()) throw base::UsageError("--package is missing");
   if (arguments.rank >= arguments.size) throw base::UsageError("--rank must be below --size");
   if (arguments.size > 1 && arguments.store.empty()) throw base::UsageError("several ranks need --store");
   return arguments;
 }
 
-std::shared_ptr<comm::Group> connect(Arguments const& arguments) {
-  if (arguments.size == 1) return nullptr;
-  comm::FileStore store(arguments.store);
+Generations make_generations(Arguments const& arguments) {
   comm::GroupOptions options;
   options.name = arguments.group;
   // A receive for the keys of peers is always pending. Deadlines of requests are the engine's.
   options.timeout = std::chrono::hours(24 * 365);
-  return comm::Group::connect(arguments.rank, arguments.size, store, options);
+  return {arguments.store, arguments.rank, arguments.size, options};
 }
+
+using Tables = std::vector<embedding::ReadTable>;
+
+/// Connects this rank with the others, again after each loss of a rank.
+class Connector {
+ public:
+  /// @param tables of version `number`
+  Connector(Arguments const& arguments, std::uint64_t number, Tables tables)
+      : generations_(make_generations(arguments)),
+        is_alone_(arguments.size == 1),
+        number_(number),
+        tables_(std::move(tables)) {}
+
+  /// @returns null if `may_go_on` ended the wait for other ranks
+  [[nodiscard]] std::unique_ptr<RowFetcher> connect(std::function<bool()> const& may_go_on) {
+    auto group = is_alone_ ? nullptr : generations_.connect(may_go_on);
+    if (group == nullptr && !is_alone_) return nullptr;
+    auto fetcher = make_pairwise_fetcher(std::move(group), nullptr);
+    fetcher->add_version(number_, tables_);
+    return fetcher;
+  }
+
+  /// Reconnects the engine whenever it has lost a rank, until `stop` is requested.
+  void keep_connected(Engine& engine, FrontServer& front, std::stop_token const& stop) {
+    while (engine.wait_for_loss(stop)) {
+      front.update_health();
+      auto fetcher = connect([&] { return !stop.stop_requested(); });
+      if (fetcher == nullptr) return;
+      engine.reconnect(std::move(fetcher));
+      while (!engine.is_ready() && !stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      front.update_health();
+    }
+  }
+
+ private:
+  Generations generations_;
+  bool is_alone_;
+  std::uint64_t number_;
+  Tables tables_;
+};
 
 /// Signals that end the server. They are blocked in all threads.
 sigset_t block_signals() {
@@ -127,18 +132,27 @@ sigset_t block_signals() {
   return signals;
 }
 
+/// Has one of the signals come?
+bool is_pending(sigset_t const& signals) {
+  sigset_t pending;
+  sigpending(&pending);
+  return (sigismember(&signals, SIGTERM) == 1 && sigismember(&pending, SIGTERM) == 1) ||
+         (sigismember(&signals, SIGINT) == 1 && sigismember(&pending, SIGINT) == 1);
+}
+
 void serve(Arguments arguments, sigset_t const& signals) {
   auto manifest = read_package(arguments.package);
   auto const number = manifest.number;
   auto tables = read_tables(manifest, arguments.package, arguments.rank, arguments.size, nullptr);
   auto dense = load_compiled_model(manifest, arguments.package, arguments.model_threads);
   auto const model = std::make_shared<ServedModel>(std::move(manifest), std::move(dense));
-  auto fetcher = make_pairwise_fetcher(connect(arguments), nullptr);
-  fetcher->add_version(number, std::move(tables));
-  if (arguments.key_delay_us > 0) {
+  Connector connector(arguments, number, std::move(tables));
+  auto fetcher = connector.connect([&] { return !is_pending(signals); });
+  if (fetcher == nullptr) return;
+  if (arguments.key_delay.count() > 0) {
     arguments.engine.delay_before_keys =
         [random = std::mt19937_64(static_cast<std::uint64_t>(arguments.rank)),
-         draw = std::uniform_int_distribution<std::int64_t>(0, 2 * arguments.key_delay_us)]() mutable {
+         draw = std::uniform_int_distribution<std::int64_t>(0, 2 * arguments.key_delay.count())]() mutable {
           return std::chrono::nanoseconds(std::chrono::microseconds(draw(random)));
         };
   }
@@ -147,8 +161,11 @@ void serve(Arguments arguments, sigset_t const& signals) {
   std::printf("rank %d of %d serves version %s of %s on port %d\n", arguments.rank, arguments.size,
               model->manifest().version.c_str(), arguments.front.model_name.c_str(), front.port());
   std::fflush(stdout);
+  std::jthread keeper([&](std::stop_token const& stop) { connector.keep_connected(engine, front, stop); });
   int signal = 0;
   sigwait(&signals, &signal);
+  keeper.request_stop();
+  keeper.join();
   engine.refuse_new();
   front.update_health();
   engine.drain();
@@ -159,22 +176,8 @@ void serve(Arguments arguments, sigset_t const& signals) {
 }  // namespace headway::serving
 
 int main(int argc, char** argv) {
-  using namespace headway;
+  using namespace headway::serving;
   std::vector<std::string> const words(argv + 1, argv + argc);
-  if (words == std::vector<std::string>{"--help"}) {
-    std::fputs(serving::kUsage, stdout);
-    return 0;
-  }
-  auto const signals = serving::block_signals();
-  try {
-    base::check_log_variable();
-    serving::serve(serving::parse(words), signals);
-  } catch (base::UsageError const& error) {
-    std::fprintf(stderr, "headway_serve: %s\n%s", error.what(), serving::kUsage);
-    return 2;
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "headway_serve: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  auto const signals = block_signals();
+  return run_program("headway_serve", kUsage, words, [&] { serve(parse(words), signals); });
 }

@@ -78,9 +78,7 @@ class Tensors {
     }
     return contents;
   }
-  [[nodiscard]] std::span<std::int32_t const> ones(std::size_t count) {
-    return owned_->ones.emplace_back(count, 1);
-  }
+  [[nodiscard]] std::span<std::int32_t const> ones(std::size_t count) { return owned_->ones.emplace_back(count, 1); }
   void expect_all_taken() const {
     if (!by_name_.empty()) throw RequestError("the model has no input " + by_name_.begin()->first);
   }

@@ -97,6 +97,11 @@ class Engine::Loop {
   void submit(Request request, Clock::time_point deadline, ReplyFunction reply);
   void refuse_new();
   void drain();
+  void reconnect(std::unique_ptr<RowFetcher> fetcher);
+  [[nodiscard]] bool wait_for_loss(std::stop_token const& stop) const {
+    std::unique_lock lock(mutex_);
+    return has_failed_.wait(lock, stop, [this] { return !failure_.empty() && next_fetcher_ == nullptr; });
+  }
   [[nodiscard]] std::string why_not_ready() const;
   [[nodiscard]] std::shared_ptr<ServedModel const> model() const {
     std::lock_guard const lock(mutex_);
@@ -122,6 +127,8 @@ class Engine::Loop {
   /// Time until a request that comes now would be answered. Holds `mutex_`.
   [[nodiscard]] std::chrono::nanoseconds expected_time(std::size_t rows) const;
 
+  /// Takes the fetcher of a new group, if there is one. @returns whether the group can serve
+  bool take_fetcher();
   bool begin_batch();
   bool send_keys();
   bool take_rows();
@@ -137,8 +144,10 @@ class Engine::Loop {
   EngineOptions const options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  mutable std::condition_variable_any has_failed_;
   bool is_woken_ = false, is_draining_ = false, is_over_ = false;
-  std::string failure_;  ///< Why the group cannot serve; empty if it can.
+  std::string failure_;                       ///< Why the group cannot serve; empty if it can.
+  std::unique_ptr<RowFetcher> next_fetcher_;  ///< Uses a new group. The loop takes it.
   std::shared_ptr<ServedModel const> model_;
   RequestQueue queue_;
   EngineStatistics statistics_;
@@ -262,11 +271,7 @@ void Engine::Loop::run() noexcept {
 }
 
 bool Engine::Loop::advance() {
-  bool is_connected = true;
-  {
-    std::lock_guard const lock(mutex_);
-    is_connected = failure_.empty();
-  }
+  bool const is_connected = take_fetcher();
   bool has_moved = take_outputs();
   if (is_connected) {
     has_moved |= fetcher_->answer_peers();
@@ -276,6 +281,25 @@ bool Engine::Loop::advance() {
   }
   if (is_idle()) is_over_ = !is_connected || fetcher_->leave();
   return has_moved || is_over_;
+}
+
+bool Engine::Loop::take_fetcher() {
+  std::unique_ptr<RowFetcher> old;  // Destroyed without the lock.
+  std::lock_guard const lock(mutex_);
+  if (next_fetcher_ != nullptr) {
+    old = std::exchange(fetcher_, std::move(next_fetcher_));
+    failure_.clear();
+  }
+  return failure_.empty();
+}
+
+void Engine::Loop::reconnect(std::unique_ptr<RowFetcher> fetcher) {
+  {
+    std::lock_guard const lock(mutex_);
+    base::expects(!failure_.empty() && next_fetcher_ == nullptr, "reconnect: no rank was lost");
+    next_fetcher_ = std::move(fetcher);
+  }
+  wake();
 }
 
 bool Engine::Loop::is_idle() const {
@@ -464,6 +488,7 @@ void Engine::Loop::fail(std::string const& error) {
     std::lock_guard const lock(mutex_);
     failure_ = error;
   }
+  has_failed_.notify_all();
   refuse_all(Outcome::kUnavailable, error);
 }
 
@@ -510,6 +535,8 @@ bool Engine::is_ready() const { return loop_->why_not_ready().empty(); }
 std::string Engine::why_not_ready() const { return loop_->why_not_ready(); }
 std::shared_ptr<ServedModel const> Engine::model() const { return loop_->model(); }
 EngineStatistics Engine::statistics() const { return loop_->statistics(); }
+void Engine::reconnect(std::unique_ptr<RowFetcher> fetcher) { loop_->reconnect(std::move(fetcher)); }
+bool Engine::wait_for_loss(std::stop_token stop) const { return loop_->wait_for_loss(stop); }
 void Engine::refuse_new() { loop_->refuse_new(); }
 void Engine::drain() { loop_->drain(); }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``headway`` with its subcommands doctor, demo, train, export, bench, flight-records and version."""
+"""The command ``headway``; its subcommands are in ``_COMMANDS``."""
 
 from __future__ import annotations
 
@@ -129,6 +129,18 @@ def _run_export(arguments: list[str]) -> int:
     return export(arguments)
 
 
+def _run_serve(arguments: list[str]) -> int:
+    from headway.cli.serve import main as serve
+
+    return serve(arguments)
+
+
+def _run_load(arguments: list[str]) -> int:
+    from headway.cli.serve import load
+
+    return load(arguments)
+
+
 def _run_doctor(arguments: list[str]) -> int:
     from headway.cli.doctor import main as doctor
 
@@ -164,6 +176,8 @@ _COMMANDS = {
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
     "train": (_run_train, "train a generative recommender; without CONFIG.toml a small one on generated logs"),
     "export": (_run_export, "write a checkpoint of `headway train` as a package for serving"),
+    "serve": (_run_serve, "serve a package over gRPC"),
+    "load": (_run_load, "drive load at a server, and print latencies"),
     "bench": (_run_bench, "one benchmark; `headway bench --list` names them"),
     "version": (_run_version, "print the version"),
     "flight-records": (_run_flight_records, "make of ranks' flight records what PyTorch's analyzer reads"),

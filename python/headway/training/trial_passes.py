@@ -23,6 +23,8 @@ from headway.nn.row_padding import padded_rows
 from headway.training.device_memory import is_out_of_memory
 from headway.training.gradients import loss_of
 
+_NEARLY_SLOWEST = 0.95  #: ``times_of()`` measures batches from this part of the slowest one's time on several times.
+
 
 class PassMemoryError(RuntimeError):
     """The device of a rank has no memory for a pass."""
@@ -112,8 +114,8 @@ class TrialPasses:
 
         A GPU measures its own time, and the host enqueues passes without a wait between them. Passes before, the
         longest first, allocate memory and let cuBLAS choose its kernels for each number of rows (row_padding.py).
-        The slowest sixteenth is measured ``rounds`` times, for the median: single passes differ by 2% in the steady
-        state, and by 10% in the first seconds under load, which would be taken for the time of the slowest batch.
+        Batches within 5% of the slowest are measured ``rounds`` times, for the median: passes over one batch differ by
+        1% (standard deviation), and the largest of many would be taken for the time of the slowest batch.
         """
         if self._device.type != "cuda":
             return [self.time_of(host) for host in hosts]
@@ -128,9 +130,10 @@ class TrialPasses:
             torch.cuda.synchronize(self._device)
             for index, (begin, end) in zip(indices, events, strict=True):
                 measured[index].append(begin.elapsed_time(end) / 1e3)
-            slowest = sorted(range(len(batches)), key=lambda index: -statistics.median(measured[index]))
-            indices = [index for index in slowest[: -(-len(batches) // 16)] if len(measured[index]) < self._rounds]
-        return [statistics.median(each) for each in measured]
+            medians = [statistics.median(each) for each in measured]
+            least = _NEARLY_SLOWEST * max(medians)
+            indices = [i for i, median in enumerate(medians) if median >= least and len(measured[i]) < self._rounds]
+        return medians
 
     def _num_tokens(self, batch: SampleBatch) -> int:
         return batch.num_events + batch.num_samples * len(self._schema.context)

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 namespace headway::serving {
@@ -64,6 +65,13 @@ class Engine {
   /// Model that answers now.
   [[nodiscard]] std::shared_ptr<ServedModel const> model() const;
   [[nodiscard]] EngineStatistics statistics() const;
+
+  /// Goes on after the loss of a rank, with a new group. Until then requests are refused.
+  /// @param fetcher has the version of the model
+  /// @throws base::UsageError if no rank was lost
+  void reconnect(std::unique_ptr<RowFetcher> fetcher);
+  /// Waits until a rank is lost, or `stop` is requested. @returns whether a rank is lost
+  [[nodiscard]] bool wait_for_loss(std::stop_token stop) const;
 
   /// Refuses new requests from now on.
   void refuse_new();

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands ``headway serve``, which starts the ranks that serve a package, and ``headway load``.
+
+Idea: the program ``headway_serve`` (``serving/front/``) is one rank. On one host this command starts all of them,
+passes signals on, and starts a rank again that was lost. Under torchrun, mpirun or Slurm it becomes one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from headway.cli.one_line_parser import OneLineParser
+from headway.comm.launchers import adopt_launcher_environment
+
+#: Options of the program that this command passes on, with the word for their value and their help.
+_PASSED_ON = {
+    "--name": ("NAME", "of the model in requests (default: model)"),
+    "--max-rows": ("N", "most items of a batch (default: 512)"),
+    "--batch-delay": ("US", "longest wait of a request for others of its batch, in microseconds (default: 1000)"),
+    "--max-in-flight": ("N", "batches of a rank between their keys and their replies (default: 3)"),
+    "--max-queued-rows": ("N", "items of a rank that may wait; more are refused (default: 65536)"),
+    "--model-threads": ("N", "threads of the dense part of a rank (default: 1)"),
+    "--timeout": ("MS", "time limit of requests without a deadline (default: 10000)"),
+    "--key-delay": ("US", "for benchmarks: mean of a random time before the keys of a batch are known"),
+}
+
+
+def program_path(name: str) -> Path:
+    """A program of ``serving/``. They are built where gRPC is found."""
+    return Path(__file__).resolve().parents[1] / "bin" / name
+
+
+def has_program(command: str, name: str) -> bool:
+    """Is a program built? Prints what to install if not."""
+    if program_path(name).exists():
+        return True
+    print(
+        f"headway {command}: this build has no {name}, as gRPC was not found. Install libgrpc++-dev, "
+        "protobuf-compiler-grpc and nlohmann-json3-dev (Debian, Ubuntu), and build again.",
+        file=sys.stderr,
+    )
+    return False
+
+
+def load(argv: Sequence[str]) -> int:
+    """Becomes the load generator. Returns the exit status if there is none."""
+    if not has_program("load", "headway_load"):
+        return 1
+    os.execv(program_path("headway_load"), ["headway_load", *argv])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = OneLineParser(prog="headway serve", description="serves a package of headway export over gRPC")
+    parser.add_argument("package", type=Path, help="folder that `headway export` has written")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of this host (default: 1)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8001, help="of rank 0; rank r has the port + r (default: 8001)")
+    parser.add_argument("--store", type=Path, help="empty folder that the ranks of all hosts share")
+    for option, (metavar, text) in _PASSED_ON.items():
+        parser.add_argument(option, metavar=metavar, help=text)
+    options = parser.parse_args(argv)
+    if options.ranks < 1:
+        parser.error(f"--ranks must be from 1, not {options.ranks}")
+    if not 0 <= options.port <= 65535 - options.ranks:
+        parser.error(f"--port must be a port, not {options.port}")
+    if not has_program("serve", "headway_serve"):
+        return 1
+    passed_on = []
+    for option in _PASSED_ON:
+        value = getattr(options, option[2:].replace("-", "_"))
+        if value is not None:
+            passed_on += [option, value]
+    environ = dict(os.environ)
+    adopt_launcher_environment(environ)
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        if options.store is None and environ["WORLD_SIZE"] != "1":
+            parser.error("--store is needed for ranks that another program starts")
+        _become_rank(options, passed_on, environ)
+    with tempfile.TemporaryDirectory(prefix="headway_serve_") as folder:
+        return _Ranks(options.ranks, lambda rank: _command(options, passed_on, rank, options.ranks, folder)).run()
+
+
+def _command(options: Namespace, passed_on: Sequence[str], rank: int, size: int, store: str) -> list[str]:
+    port = options.port + rank if options.port else 0
+    return [
+        str(program_path("headway_serve")),
+        *("--package", str(options.package)),
+        *("--rank", str(rank), "--size", str(size)),
+        *("--store", str(options.store or store)),
+        *("--address", f"{options.host}:{port}"),
+        *passed_on,
+    ]
+
+
+def _become_rank(options: Namespace, passed_on: Sequence[str], environ: Mapping[str, str]) -> None:
+    command = _command(options, passed_on, int(environ["RANK"]), int(environ["WORLD_SIZE"]), "")
+    os.execv(command[0], command)
+
+
+class _Ranks:
+    """The processes of all ranks."""
+
+    def __init__(self, size: int, command_of: Callable[[int], list[str]]) -> None:
+        self._command_of = command_of
+        self._size = size
+        self._is_ending = threading.Event()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def run(self) -> int:
+        """Runs until a signal ends it, or a rank cannot be served. Returns the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+        for rank in range(self._size):
+            self._start(rank)
+        status = 0
+        while self._processes:
+            rank, status_of_rank = self._wait()
+            if self._is_ending.is_set():
+                status = status or status_of_rank
+            elif status_of_rank >= 0:  # It has ended by itself, and would do so again.
+                status = status_of_rank or 1
+                self._end()
+            else:
+                print(f"headway serve: signal {-status_of_rank} ended rank {rank}; it is started again", flush=True)
+                self._start(rank)
+        return abs(status)
+
+    def _start(self, rank: int) -> None:
+        self._processes[rank] = subprocess.Popen(self._command_of(rank))
+
+    def _wait(self) -> tuple[int, int]:
+        """Waits until a rank ends. Returns the rank and its exit status, below 0 for a signal."""
+        pid, wait_status = os.wait()
+        for rank, process in self._processes.items():
+            if process.pid == pid:
+                process.returncode = os.waitstatus_to_exitcode(wait_status)
+                del self._processes[rank]
+                return rank, process.returncode
+        return self._wait()
+
+    def _end(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
+        self._is_ending.set()
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package of the click model, compiled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click_model import BUCKETS, DENSE, FEATURES, ClickModel, make_tables
+from headway.embedding import HashTableCollection
+from headway.serving import Predictor, export
+
+
+@pytest.fixture(scope="session")
+def tables() -> HashTableCollection:
+    return make_tables()
+
+
+@pytest.fixture(scope="session")
+def package(tables: HashTableCollection, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package") / "v1"
+    export(folder, ClickModel(), tables, features=FEATURES, dense_features=DENSE, buckets=BUCKETS, version="v1")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def predictor(package: Path) -> Predictor:
+    return Predictor(package)

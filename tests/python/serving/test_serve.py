@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``headway serve`` answers tritonclient with the bits of ``Predictor``, and survives bad requests and lost ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click_model import request_of
+from headway.cli.serve import program_path
+from headway.serving import Bucket, Predictor
+
+if not program_path("headway_serve").exists():
+    pytest.skip("headway_serve is not built: gRPC was not found", allow_module_level=True)
+triton = pytest.importorskip("tritonclient.grpc")
+
+from served_package import Server, input_of, inputs_of, predict, serve, status_of  # noqa: E402
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def server(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(package, tmp_path_factory.mktemp("serve"), ranks=RANKS) as running:
+        yield running
+        assert running.stop() == 0, running.log.read_text()
+
+
+def test_tritonclient_sees_a_ready_server_and_its_model(server: Server) -> None:
+    for client in server.clients:
+        assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("model", "v1")
+        assert not client.is_model_ready("other") and not client.is_model_ready("model", "v2")
+        assert client.get_server_metadata().name == "headway"
+        model = client.get_model_metadata("model")
+        assert list(model.versions) == ["v1"]
+        assert {(each.name, each.datatype) for each in model.inputs} == {
+            ("item.ids", "INT64"), ("item.lengths", "INT32"), ("shops.ids", "INT64"), ("shops.lengths", "INT32"),
+            ("price", "FP32"),
+        }  # fmt: skip
+        assert [each.name for each in model.outputs] == ["click", "logits"]
+
+
+def test_replies_have_the_bits_of_the_predictor_on_every_rank(server: Server, predictor: Predictor) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        request = request_of(torch.randint(0, 130, (int(torch.randint(1, 17, (1,), generator=generator)),)))
+        expected = predictor.predict(request, bucket=Bucket(16))
+        for client in server.clients:
+            found = predict(client, request)
+            assert set(found) == set(expected)
+            for name, wanted in expected.items():
+                assert torch.equal(found[name], wanted), name
+
+
+def test_requests_of_one_moment_share_batches_and_keep_their_bits(server: Server, predictor: Predictor) -> None:
+    requests = [request_of(torch.tensor([i, 2 * i])) for i in range(60)]
+    replies: list[object] = []
+    for i, request in enumerate(requests):
+        client = server.clients[i % RANKS]
+        client.async_infer(
+            "model",
+            inputs_of(request),
+            callback=lambda result, error, i=i: replies.append((i, result, error)),
+            outputs=[triton.InferRequestedOutput("logits")],
+        )
+    ends = time.monotonic() + 30
+    while len(replies) < len(requests):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    for i, result, error in replies:  # type: ignore[misc]
+        assert error is None
+        assert [each.name for each in result.get_response().outputs] == ["logits"]
+        expected = predictor.predict(requests[i], bucket=Bucket(16))["logits"]
+        np.testing.assert_array_equal(result.as_numpy("logits"), expected.numpy())
+
+
+GOOD = request_of(torch.tensor([1, 2]))
+TWO, ONE = np.ones(2, dtype=np.int32), np.ones(1, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"item.ids": None}, "item.ids is missing"),
+        ({"color": np.ones(2, dtype=np.float32)}, "the model has no input color"),
+        ({"item.ids": np.ones(2, dtype=np.int32)}, r"item.ids must be INT64 \[N\], not INT32 \[2\]"),
+        ({"item.ids": np.ones((2, 1), dtype=np.int64)}, r"item.ids must be INT64 \[N\], not INT64 \[2, 1\]"),
+        ({"item.lengths": np.array([3, -1], dtype=np.int32)}, "item.lengths: a number is negative"),
+        ({"item.lengths": np.array([1, 2], dtype=np.int32)}, "item.lengths add up to 3, and there are 2 ids"),
+        ({"shops.lengths": ONE}, "shops.lengths has 1 numbers, and there are 2 items"),
+        ({"price": np.zeros((2, 3), dtype=np.float32)}, r"price must be FP32 \[N, 2\], not FP32 \[2, 3\]"),
+        ({"price": np.zeros((3, 2), dtype=np.float32)}, "price has 6 numbers, and 2 rows of 2 are expected"),
+    ],
+)
+def test_a_bad_request_names_the_tensor_and_others_are_served(
+    server: Server, change: dict[str, np.ndarray | None], error: str
+) -> None:
+    inputs = {each.name(): each for each in inputs_of(GOOD)}
+    for name, array in change.items():
+        if array is None:
+            del inputs[name]
+        else:
+            inputs[name] = input_of(name, array)
+    with pytest.raises(triton.InferenceServerException, match=error) as caught:
+        server.clients[0].infer("model", list(inputs.values()))
+    assert status_of(caught.value) == "INVALID_ARGUMENT"
+    assert predict(server.clients[0], GOOD)["click"].shape == (2,)
+
+
+def test_too_many_rows_and_other_models_are_refused(server: Server) -> None:
+    client = server.clients[1]
+    with pytest.raises(triton.InferenceServerException, match="the request has 17 items, and the limit is 16"):
+        predict(client, request_of(torch.arange(17)))
+    with pytest.raises(triton.InferenceServerException, match="there is no model clicks, only model") as caught:
+        client.infer("clicks", inputs_of(GOOD))
+    assert status_of(caught.value) == "NOT_FOUND"
+    with pytest.raises(triton.InferenceServerException, match="version v0 is not served, but v1"):
+        client.infer("model", inputs_of(GOOD), model_version="v0")
+    with pytest.raises(triton.InferenceServerException, match="the model has no output buy"):
+        client.infer("model", inputs_of(GOOD), outputs=[triton.InferRequestedOutput("buy")])
+
+
+def test_lengths_of_single_ids_may_be_left_out_only_if_each_list_has_one(server: Server) -> None:
+    inputs = [each for each in inputs_of(GOOD) if each.name() != "item.lengths"]
+    with pytest.raises(triton.InferenceServerException, match=r"item\.lengths is missing"):  # It is no single feature.
+        server.clients[0].infer("model", inputs)
+
+
+def test_a_killed_rank_is_named_replaced_and_serves_again(package: Path, tmp_path: Path, predictor: Predictor) -> None:
+    request = request_of(torch.arange(16))
+    expected = predictor.predict(request, bucket=Bucket(16))["logits"]
+    with serve(package, tmp_path, ranks=RANKS) as server:
+        for round_number in range(2):
+            os.kill(server.pid_of(1), signal.SIGKILL)
+            ends = time.monotonic() + 60
+            has_refused = False
+            while True:
+                assert time.monotonic() < ends, server.log.read_text()
+                try:
+                    found = predict(server.clients[0], request, timeout_s=5)
+                except triton.InferenceServerException as error:
+                    assert status_of(error) in ("UNAVAILABLE", "DEADLINE_EXCEEDED"), error
+                    assert "rank 1" in str(error), error
+                    has_refused = True
+                    time.sleep(0.02)
+                    continue
+                assert torch.equal(found["logits"], expected)
+                if has_refused:
+                    break
+            server.wait_for("rank 1 of 2 serves version", round_number + 2)
+            client = triton.InferenceServerClient(f"127.0.0.1:{server.port + 1}")
+            assert client.is_server_ready()
+            assert torch.equal(predict(client, request)["logits"], expected)
+        assert server.stop() == 0, server.log.read_text()
+
+
+def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(package, broken)
+    part = next(broken.glob("dense_16*.pt2"))
+    part.write_bytes(part.read_bytes()[:-1])
+    command = [str(program_path("headway_serve")), "--package", str(broken)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"headway_serve: {part} was truncated or altered\n"
+    done = subprocess.run([*command[:1], "--package", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "manifest.json cannot be read" in done.stderr
+
+
+def test_a_wrong_command_line_is_one_line() -> None:
+    for words, error in (
+        (["--rows", "3"], "unknown option --rows"),
+        (["--max-rows"], "--max-rows needs a value"),
+        (["--max-rows", "0"], '--max-rows must be a number from 1, not "0"'),
+        ([], "--package is missing"),
+        (["--package", "x", "--size", "2"], "several ranks need --store"),
+    ):
+        done = subprocess.run([str(program_path("headway_serve")), *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert done.stderr == f"headway_serve: {error} (see headway_serve --help)\n"
+
+
+def test_the_load_generator_reports_what_it_offered(package: Path, server: Server, tmp_path: Path) -> None:
+    addresses = ",".join(f"127.0.0.1:{server.port + rank}" for rank in range(RANKS))
+    results = tmp_path / "load.jsonl"
+    load = [sys.executable, "-m", "headway_launcher", "load", "--package", str(package), "--address", addresses]
+    options = ["--rows", "1:8", "--seconds", "2", "--warmup", "200", "--json", str(results)]
+    done = subprocess.run([*load, *options, "--rate", "200"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*load, *options, "--clients", "2"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    opened, closed = (json.loads(line) for line in results.read_text().splitlines())
+    assert 300 < opened["statuses"]["OK"] < 500  # 400 in the mean.
+    assert opened["p50_ms"] <= opened["p99_ms"] <= opened["p999_ms"]
+    assert closed["statuses"].keys() == {"OK"} and closed["versions"].keys() == {"v1"}
