@@ -188,6 +188,7 @@ def _measure_shape(options: argparse.Namespace, name: str, num_ranks: int) -> li
             "zipf": shape.lengths.zipf, "permuted_every": shape.lengths.permuted_every, "ranks": num_ranks,
             "recompute": options.recompute,
             "balance": config.data.balance, "prioritized": config.run.prioritized_updates,
+            "peer": [name for name in ("no_tma", "sort_by_length") if getattr(options, name)],
         }  # fmt: skip
         points: list[Point] = []
         for system, train in systems.items():
