@@ -321,9 +321,10 @@ std::string P2PChannel::describe_stall(Clock::time_point now, std::chrono::milli
   return {};
 }
 
-bool P2PChannel::idle() const {
-  return posted_.empty() && std::all_of(peers_.begin(), peers_.end(),
-                                        [](Peer const& peer) { return peer.queue.empty() && peer.unflushed.empty(); });
+bool P2PChannel::idle() const { return posted_.empty() && !is_sending(); }
+
+bool P2PChannel::is_sending() const {
+  return std::ranges::any_of(peers_, [](Peer const& peer) { return !peer.queue.empty() || !peer.unflushed.empty(); });
 }
 
 bool P2PChannel::needs(int peer) const {

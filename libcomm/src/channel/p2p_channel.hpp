@@ -71,6 +71,8 @@ class P2PChannel {
   [[nodiscard]] std::string describe_stall(Clock::time_point now, std::chrono::milliseconds patience);
 
   [[nodiscard]] bool idle() const;
+  /// Is a message queued or unflushed?
+  [[nodiscard]] bool is_sending() const;
   /// Is a message to `peer` queued or unflushed, or a receive from it posted?
   [[nodiscard]] bool needs(int peer) const;
   /// Does a posted receive take a message of `peer`, or of any rank?

@@ -57,7 +57,8 @@ BackgroundNeed BackgroundProgress::current_need() const {
   auto const& channels = core_.channels();
   bool const needs_events = core_.needs_events() || (receives_by_polling_ && channels.is_pending());
   // An overdue RTS, or credit that came back, announces itself by no event.
-  if (channels.needs_polling()) return needs_events ? BackgroundNeed::kEventsAndPolls : BackgroundNeed::kPolls;
+  if (channels.needs_polling(needs_events))
+    return needs_events ? BackgroundNeed::kEventsAndPolls : BackgroundNeed::kPolls;
   return needs_events ? BackgroundNeed::kEvents : BackgroundNeed::kNone;
 }
 

@@ -117,9 +117,9 @@ bool GroupChannels::is_pending() const {
          std::ranges::any_of(all_to_alls_, [](auto const& channel) { return !channel->idle(); });
 }
 
-bool GroupChannels::needs_polling() const {
+bool GroupChannels::needs_polling(bool has_events) const {
   return std::ranges::any_of(all_to_alls_, [](auto const& channel) { return channel->needs_polling(); }) ||
-         context_.has_signals() || !p2p_operations_.empty() || !rendezvous_.idle();
+         context_.has_signals() || (has_events ? p2p_.is_sending() : !p2p_operations_.empty()) || !rendezvous_.idle();
 }
 
 bool GroupChannels::needs(int peer) const {

@@ -68,8 +68,9 @@ class GroupChannels {
   // State of the pending operations.
 
   [[nodiscard]] bool is_pending() const;
-  /// Must this rank act without a further arrival?
-  [[nodiscard]] bool needs_polling() const;
+  /// Must this rank act without a further arrival that rings its doorbell?
+  /// @param has_events do arrivals ring? Otherwise posted receives are polled for
+  [[nodiscard]] bool needs_polling(bool has_events) const;
   /// Do peers put payloads into outputs of this rank now?
   [[nodiscard]] bool has_windows() const { return rendezvous_.has_windows(); }
   /// Does any operation need `peer`?

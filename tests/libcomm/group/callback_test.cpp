@@ -9,8 +9,12 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -178,6 +182,31 @@ TEST_P(CallbackTest, ACallbackOfAnExchangeComesInTimeWhereNobodyWaits) {
   ASSERT_EQ(times.size(), kRounds);
   EXPECT_LT(times[kRounds / 2], milliseconds(2)) << "median";
   EXPECT_LT(times[kRounds * 9 / 10], milliseconds(25)) << "p90";
+}
+
+TEST_P(CallbackTest, AReceiveWithACallbackLetsItsRankSleep) {
+  if (options().wrap_checked) GTEST_SKIP() << "`checked` delays notifications, so it has to look for them";
+  std::atomic<std::int64_t> num_switches = 0;
+  run_ranks(2, options(), [&](Group& group) {
+    std::vector<std::byte> block(8);
+    auto const receive = group.receive_any(block, 1, 0);
+    Signal const called = make_signal();
+    group.on_done(*receive, [called] { called->set_value(); });
+    std::this_thread::sleep_for(milliseconds(100));  // The progress thread watches for some rounds.
+    auto const count = [] {
+      rusage usage{};
+      getrusage(RUSAGE_SELF, &usage);
+      return usage.ru_nvcsw;
+    };
+    auto const before = count();
+    std::this_thread::sleep_for(milliseconds(400));
+    if (group.rank() == 0) num_switches = count() - before;
+    std::vector<std::byte> const message(8);
+    finish(group, group.send(message, 1 - group.rank(), 1, 0));
+    ASSERT_EQ(called->get_future().wait_for(seconds(20)), std::future_status::ready);
+  });
+  // A rank that polls every 2 ms would switch 200 times.
+  EXPECT_LT(num_switches, 100);
 }
 
 HEADWAY_TEST_GROUPS(CallbackTest);
