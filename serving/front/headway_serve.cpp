@@ -34,7 +34,9 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --address HOST:PORT   where this rank listens (default: 127.0.0.1:8001)
   --max-rows N          most items of a batch (default: 512)
   --batch-delay US      longest wait of a request for others, in microseconds (default: 1000)
-  --max-in-flight N     batches between keys and replies (default: 3)
+  --max-in-flight N     batches between keys and replies (default: 3; with --fetch ring K + 1)
+  --fetch KIND          how rows come from other ranks: pairwise (default), or ring: all-to-alls with bounded lag
+  --max-lag K           with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
   --model-threads N     threads of the dense part (default: 1)
   --timeout MS          time limit of requests without a deadline (default: 10000)
@@ -44,7 +46,8 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
 struct Arguments {
   std::filesystem::path package, store;
   std::string group = "serving";
-  int rank = 0, size = 1, model_threads = 1;
+  int rank = 0, size = 1, model_threads = 1, max_lag = 2;
+  bool is_ring = false;
   std::chrono::microseconds key_delay{0};
   EngineOptions engine{.batch_delay = std::chrono::microseconds(1000)};
   FrontOptions front;
@@ -61,13 +64,21 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_number("--rank", arguments.rank, 0);
   options.add_number("--size", arguments.size, 1);
   options.add_number("--max-rows", arguments.engine.max_rows, 1);
-  options.add_number("--max-in-flight", arguments.engine.max_in_flight, 1);
   options.add_number("--max-queued-rows", arguments.engine.max_queued_rows, 1);
+  options.add("--fetch", [&](std::string const& value) {
+    base::expects(value == "pairwise" || value == "ring", "--fetch must be pairwise or ring, not \"" + value + "\"");
+    arguments.is_ring = value == "ring";
+  });
+  options.add_number("--max-lag", arguments.max_lag, 0);
   options.add_number("--model-threads", arguments.model_threads, 1);
   options.add_duration("--batch-delay", arguments.engine.batch_delay, 0);
   options.add_duration("--timeout", arguments.front.default_timeout, 1);
   options.add_duration("--key-delay", arguments.key_delay, 0);
+  std::size_t max_in_flight = 0;
+  options.add_number("--max-in-flight", max_in_flight, 1);
   options.parse(words);
+  if (arguments.is_ring) arguments.engine.max_in_flight = static_cast<std::size_t>(arguments.max_lag) + 1;
+  if (max_in_flight > 0) arguments.engine.max_in_flight = max_in_flight;
   if (arguments.package.empty()) throw base::UsageError("--package is missing");
   if (arguments.rank >= arguments.size) throw base::UsageError("--rank must be below --size");
   if (arguments.size > 1 && arguments.store.empty()) throw base::UsageError("several ranks need --store");
@@ -79,6 +90,8 @@ Generations make_generations(Arguments const& arguments) {
   options.name = arguments.group;
   // A receive for the keys of peers is always pending. Deadlines of requests are the engine's.
   options.timeout = std::chrono::hours(24 * 365);
+  options.num_channels = 2;  // Of a ring: keys and rows.
+  options.max_lag = arguments.is_ring ? arguments.max_lag : 0;
   return {arguments.store, arguments.rank, arguments.size, options};
 }
 
@@ -91,6 +104,7 @@ class Connector {
   Connector(Arguments const& arguments, std::uint64_t number, Tables tables)
       : generations_(make_generations(arguments)),
         is_alone_(arguments.size == 1),
+        is_ring_(arguments.is_ring),
         number_(number),
         tables_(std::move(tables)) {}
 
@@ -98,7 +112,8 @@ class Connector {
   [[nodiscard]] std::unique_ptr<RowFetcher> connect(std::function<bool()> const& may_go_on) {
     auto group = is_alone_ ? nullptr : generations_.connect(may_go_on);
     if (group == nullptr && !is_alone_) return nullptr;
-    auto fetcher = make_pairwise_fetcher(std::move(group), nullptr);
+    auto fetcher = is_ring_ ? make_ring_fetcher(std::move(group), nullptr)
+                            : make_pairwise_fetcher(std::move(group), nullptr);
     fetcher->add_version(number_, tables_);
     return fetcher;
   }
@@ -117,7 +132,7 @@ class Connector {
 
  private:
   Generations generations_;
-  bool is_alone_;
+  bool is_alone_, is_ring_;
   std::uint64_t number_;
   Tables tables_;
 };

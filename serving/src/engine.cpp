@@ -48,6 +48,7 @@ struct Batch {
   std::shared_ptr<BatchInputs> inputs{};       ///< Set when the keys are sent; shared with the dense run.
   std::unique_ptr<RowFetcher::Fetch> fetch{};  ///< Until all rows are here.
   Clock::time_point taken{}, keys_known{}, fetch_began{}, fetched{}, handed_over{};
+  bool is_forced = false;  ///< A peer waits for it, so it is fetched even without requests.
 };
 
 /// Does the dense part compute the batch, or will next?
@@ -130,6 +131,7 @@ class Engine::Loop {
   /// Takes the fetcher of a new group, if there is one. @returns whether the group can serve
   bool take_fetcher();
   bool begin_batch();
+  [[nodiscard]] bool is_preparing() const;
   bool send_keys();
   bool take_rows();
   bool take_outputs();
@@ -307,21 +309,26 @@ bool Engine::Loop::is_idle() const {
   return is_draining_ && queue_.empty() && batches_.empty();
 }
 
+bool Engine::Loop::is_preparing() const {
+  return std::ranges::any_of(batches_, [](Batch const& batch) { return batch.inputs == nullptr; });
+}
+
 bool Engine::Loop::begin_batch() {
   if (batches_.size() >= options_.max_in_flight) return false;
   Batch batch;
+  batch.is_forced = fetcher_->must_begin() && !is_preparing();
   {
     std::lock_guard const lock(mutex_);
-    if (queue_.empty()) return false;
     batch.taken = Clock::now();
-    bool const is_due = batch.taken >= queue_.oldest().accepted + options_.batch_delay;
-    if (!is_due && !is_draining_ && !queue_.fills(room())) return false;
+    bool const is_due = !queue_.empty() && batch.taken >= queue_.oldest().accepted + options_.batch_delay;
+    bool const is_wanted = is_due || (is_draining_ && !queue_.empty()) || queue_.fills(room());
+    if (!is_wanted && !batch.is_forced) return false;
     batch.requests = queue_.take_batch(room());
     batch.model = model_;
   }
   batch.number = num_batches_++;
   batch.keys_known = batch.taken;
-  if (options_.delay_before_keys) {
+  if (options_.delay_before_keys && !batch.requests.empty()) {
     batch.keys_known += std::chrono::duration_cast<Clock::duration>(options_.delay_before_keys());
   }
   batches_.push_back(std::move(batch));
@@ -337,7 +344,7 @@ bool Engine::Loop::send_keys() {
     }
     std::erase_if(batch->requests, [](PendingPtr const& each) { return !each->reply; });  // They were late.
     has_sent = true;
-    if (batch->requests.empty()) {
+    if (batch->requests.empty() && !batch->is_forced) {
       batch = batches_.erase(batch);
       continue;
     }
@@ -362,6 +369,10 @@ bool Engine::Loop::take_rows() {
     if (batch->fetch == nullptr) continue;
     try {
       if (!batch->fetch->poll()) continue;
+      if (batch->requests.empty()) {
+        batches_.erase(batch);
+        return true;
+      }
       batch->fetched = Clock::now();
       DenseRun run{.batch = batch->number, .model = batch->model->dense(), .part = batch->inputs->part()};
       run.inputs = batch->inputs->take_rows(*batch->fetch);

@@ -168,10 +168,18 @@ struct ServedRank {
   std::unique_ptr<Engine> engine;
 };
 
+/// How ranks fetch rows.
+enum class Kind { kPairwise, kRing };
+
+inline std::unique_ptr<RowFetcher> make_fetcher(Kind kind, std::shared_ptr<comm::Group> const& group) {
+  return kind == Kind::kRing ? make_ring_fetcher(group, nullptr, 16) : make_pairwise_fetcher(group, nullptr);
+}
+
 inline ServedRank serve(std::shared_ptr<comm::Group> const& group, EngineOptions options = {},
-                        Manifest const& manifest = small_manifest(), std::chrono::milliseconds time = 0ms) {
+                        Manifest const& manifest = small_manifest(), std::chrono::milliseconds time = 0ms,
+                        Kind kind = Kind::kPairwise) {
   ServedRank rank{.dense = std::make_shared<SumModel>(manifest, time), .engine = nullptr};
-  auto fetcher = make_pairwise_fetcher(group, nullptr);
+  auto fetcher = make_fetcher(kind, group);
   fetcher->add_version(manifest.number, small_tables(manifest, fetcher->rank(), fetcher->size()));
   rank.engine = std::make_unique<Engine>(std::make_shared<ServedModel>(manifest, rank.dense), std::move(fetcher),
                                          std::move(options));
@@ -197,7 +205,7 @@ inline Reply get(std::future<Reply> reply) {
 }
 
 /// Runs `body` on `size` ranks, each in a thread with a group. An exception of one fails the test.
-inline void run_ranks(int size, std::function<void(std::shared_ptr<comm::Group>)> const& body) {
+inline void run_ranks(int size, std::function<void(std::shared_ptr<comm::Group>)> const& body, int max_lag = 0) {
   comm::MemoryStore store;
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -205,6 +213,8 @@ inline void run_ranks(int size, std::function<void(std::shared_ptr<comm::Group>)
       try {
         comm::GroupOptions options;
         options.transport = comm::Transport::kInproc;
+        options.num_channels = 2;
+        options.max_lag = max_lag;
         body(comm::Group::connect(rank, size, store, options));
       } catch (std::exception const& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();

@@ -57,13 +57,22 @@ TEST(Engine, a_request_gets_the_outputs_of_its_own_rows) {
   EXPECT_NEAR(reply.outputs.at(0).values[1], of_user + sum(2, 2) + 1.5F, 1e-4);
 }
 
-class EngineRanks : public testing::TestWithParam<int> {};
+/// How rows are fetched: ranks, kind of fetcher, and the lag of a ring.
+struct Way {
+  int size;
+  Kind kind;
+  int max_lag = 0;
+};
+
+class EngineRanks : public testing::TestWithParam<Way> {};
 
 TEST_P(EngineRanks, replies_have_the_bits_of_one_rank_whatever_is_in_the_batch) {
   auto const requests = random_requests(200, 1);
   auto const expected = offline(requests);
-  run_ranks(GetParam(), [&](std::shared_ptr<comm::Group> const& group) {
-    auto const rank = serve(group, {.batch_delay = 200us});
+  auto const body = [&](std::shared_ptr<comm::Group> const& group) {
+    auto const rank =
+        serve(group, {.batch_delay = 200us, .max_in_flight = static_cast<std::size_t>(GetParam().max_lag) + 1},
+              small_manifest(), 0ms, GetParam().kind);
     std::vector<std::pair<std::size_t, std::future<Reply>>> replies;
     for (std::size_t i = static_cast<std::size_t>(group->rank()); i < requests.size(); i += 2) {
       replies.emplace_back(i, ask(*rank.engine, requests[i]));
@@ -77,10 +86,53 @@ TEST_P(EngineRanks, replies_have_the_bits_of_one_rank_whatever_is_in_the_batch) 
     auto const statistics = rank.engine->statistics();
     EXPECT_EQ(count_of(statistics, Outcome::kAnswered), replies.size());
     EXPECT_LT(statistics.batches, replies.size()) << "no batch had several requests";
+  };
+  run_ranks(GetParam().size, body, GetParam().max_lag);
+}
+
+TEST_P(EngineRanks, ranks_without_requests_serve_those_with_some_and_then_sleep) {
+  run_ranks(
+      GetParam().size,
+      [&](std::shared_ptr<comm::Group> const& group) {
+        auto const rank = serve(group, {}, small_manifest(), 0ms, GetParam().kind);
+        std::mt19937 random(12);
+        if (group->rank() == 0) {
+          for (int i = 0; i < 20; ++i) EXPECT_EQ(get(ask(*rank.engine, random_arrays(random))).error, "");
+        }
+        static_cast<void>(group->wait(*group->barrier()));
+        auto const cpu_before = std::clock();  // It counts all threads, so all ranks.
+        std::this_thread::sleep_for(300ms);
+        EXPECT_LT(static_cast<double>(std::clock() - cpu_before) / CLOCKS_PER_SEC, 0.02);
+        static_cast<void>(group->wait(*group->barrier()));
+      },
+      GetParam().max_lag);
+}
+
+TEST_P(EngineRanks, a_rank_that_sleeps_notices_a_loss) {
+  if (GetParam().size == 1) return;
+  run_ranks(GetParam().size, [&](std::shared_ptr<comm::Group> const& group) {
+    if (group->rank() != 0) {
+      static_cast<void>(group->wait(*group->barrier()));
+      if (group->rank() == 1) group->admin().abort("the test ends");
+      return;
+    }
+    // A ring's tables are made by all ranks, so this fetcher has none.
+    auto engine = Engine(std::make_shared<ServedModel>(small_manifest(), std::make_shared<SumModel>(small_manifest())),
+                         make_fetcher(GetParam().kind, group), {});
+    static_cast<void>(group->wait(*group->barrier()));
+    std::stop_source never;
+    EXPECT_TRUE(engine.wait_for_loss(never.get_token()));
+    EXPECT_NE(engine.why_not_ready().find("rank "), std::string::npos);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(of_ranks, EngineRanks, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(of_ranks, EngineRanks,
+                         testing::Values(Way{1, Kind::kPairwise}, Way{2, Kind::kPairwise}, Way{4, Kind::kPairwise, 2},
+                                         Way{1, Kind::kRing}, Way{2, Kind::kRing}, Way{4, Kind::kRing, 2}),
+                         [](auto const& way) {
+                           return (way.param.kind == Kind::kRing ? "ring" : "pairwise") +
+                                  std::to_string(way.param.size);
+                         });
 
 TEST(Engine, a_batch_begins_when_it_is_full_or_its_first_request_has_waited) {
   auto const rank = serve(nullptr, {.max_rows = 8, .batch_delay = 300ms});

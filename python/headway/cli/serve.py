@@ -27,6 +27,8 @@ _PASSED_ON = {
     "--max-rows": ("N", "most items of a batch (default: 512)"),
     "--batch-delay": ("US", "longest wait of a request for others of its batch, in microseconds (default: 1000)"),
     "--max-in-flight": ("N", "batches of a rank between their keys and their replies (default: 3)"),
+    "--fetch": ("KIND", "how rows come from other ranks: pairwise (default), or ring: all-to-alls with bounded lag"),
+    "--max-lag": ("K", "with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)"),
     "--max-queued-rows": ("N", "items of a rank that may wait; more are refused (default: 65536)"),
     "--model-threads": ("N", "threads of the dense part of a rank (default: 1)"),
     "--timeout": ("MS", "time limit of requests without a deadline (default: 10000)"),

@@ -24,8 +24,11 @@ class GroupExchanger final : public Exchanger {
   /// @param channel of the group: its operations are numbered together. All ranks start the exchanges on it in one
   ///   order, whoever starts them. Nothing else may send messages whose `match` (tag) has bit 62 set.
   /// @param while_waiting called every 200 ms of a wait; an exception of it ends the wait. None: nothing is called
-  explicit GroupExchanger(comm::Group& group, int channel = 0, std::function<void()> while_waiting = {})
-      : group_(group), channel_(channel), while_waiting_(std::move(while_waiting)) {}
+  /// @param when_done called when an exchange or message is done, by a thread of the group, for callers that sleep
+  ///   until Exchange::is_done(). None: nothing is called
+  explicit GroupExchanger(comm::Group& group, int channel = 0, std::function<void()> while_waiting = {},
+                          std::function<void()> when_done = {})
+      : group_(group), channel_(channel), while_waiting_(std::move(while_waiting)), when_done_(std::move(when_done)) {}
 
   [[nodiscard]] int rank() const override { return group_.rank(); }
   [[nodiscard]] int size() const override { return group_.size(); }
@@ -34,13 +37,16 @@ class GroupExchanger final : public Exchanger {
                                                 std::span<std::span<std::byte> const> receives,
                                                 std::shared_ptr<void const> memory,
                                                 std::span<std::size_t> received_bytes = {}) override {
-    return started(group_.all_to_all_v({.sends = sends,
-                                        .receives = receives,
-                                        .data_type = kBytes,
-                                        .channel = channel_,
-                                        .received_bytes = received_bytes}),
-                   std::move(memory));
+    auto operation = group_.all_to_all_v({.sends = sends,
+                                          .receives = receives,
+                                          .data_type = kBytes,
+                                          .channel = channel_,
+                                          .received_bytes = received_bytes});
+    next_seq_ = operation->seq() + 1;
+    return started(std::move(operation), std::move(memory));
   }
+  /// Number of the next all-to-all of this exchanger in its channel: see GroupMonitor::on_peer_ahead().
+  [[nodiscard]] std::uint64_t next_seq() const { return next_seq_; }
   [[nodiscard]] std::unique_ptr<Exchange> send(std::span<std::byte const> block, int peer, std::uint64_t number,
                                                std::shared_ptr<void const> memory) override {
     return started(group_.send(block, peer, match_of(number), kBytes), std::move(memory));
@@ -61,6 +67,7 @@ class GroupExchanger final : public Exchanger {
 
   [[nodiscard]] std::unique_ptr<Exchange> started(comm::OperationPtr operation,
                                                   std::shared_ptr<void const> memory) const {
+    if (when_done_) group_.on_done(*operation, when_done_, std::chrono::microseconds(0));
     return std::make_unique<Started>(group_, std::move(operation), std::move(memory), while_waiting_);
   }
 
@@ -108,7 +115,8 @@ class GroupExchanger final : public Exchanger {
 
   comm::Group& group_;
   int channel_;
-  std::function<void()> while_waiting_;
+  std::function<void()> while_waiting_, when_done_;
+  std::uint64_t next_seq_ = 0;
 };
 
 }  // namespace headway::embedding

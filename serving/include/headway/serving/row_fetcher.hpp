@@ -43,6 +43,8 @@ class RowFetcher {
   /// @throws base::OperationError if a rank is lost
   [[nodiscard]] virtual std::unique_ptr<Fetch> begin(std::uint64_t version,
                                                      std::span<embedding::Feature const> features) = 0;
+  /// Does a peer wait for a batch of this rank? Then this rank has to begin one, perhaps without features.
+  [[nodiscard]] virtual bool must_begin() { return false; }
   /// Answers the keys of peers. @returns whether there were any
   /// @throws base::OperationError if a rank is lost
   virtual bool answer_peers() = 0;
@@ -58,5 +60,13 @@ class RowFetcher {
 /// @param group null: this rank is alone; its channels are not used
 [[nodiscard]] std::unique_ptr<RowFetcher> make_pairwise_fetcher(std::shared_ptr<comm::Group> group,
                                                                 std::shared_ptr<base::ThreadPool> thread_pool);
+
+/// Fetches by all-to-alls with bounded lag (embedding::ShardedTable): all ranks begin as many batches, and one may be
+/// `max_lag` of the group ahead of the others. It has one version.
+/// @param group has two channels; null: this rank is alone
+/// @param key_room keys that a rank sends another one at once; equal on all ranks. More go in a second message
+[[nodiscard]] std::unique_ptr<RowFetcher> make_ring_fetcher(std::shared_ptr<comm::Group> group,
+                                                            std::shared_ptr<base::ThreadPool> thread_pool,
+                                                            std::size_t key_room = 4096);
 
 }  // namespace headway::serving
