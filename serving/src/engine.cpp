@@ -27,6 +27,7 @@
 #include "headway/base/log.hpp"
 #include "headway/base/status.hpp"
 #include "request_queue.hpp"
+#include "wake_up.hpp"
 
 #include <condition_variable>
 #include <list>
@@ -86,7 +87,7 @@ class Engine::Loop {
       : options_(std::move(options)),
         model_(std::move(model)),
         fetcher_(std::move(fetcher)),
-        runner_([this] { wake(); }) {
+        runner_([wake_up = wake_up_] { wake_up->ring(); }) {
     base::expects(options_.max_rows > 0 && options_.max_in_flight > 0, "max_rows and max_in_flight must be above 0");
     base::expects(options_.batch_delay.count() >= 0, "batch_delay must not be negative");
     thread_ = std::jthread([this] { run(); });
@@ -120,7 +121,6 @@ class Engine::Loop {
   /// Goes once through everything that can be done. @returns whether anything was
   bool advance();
   void sleep();
-  void wake();
 
   /// Refuses a request, or puts it into the queue. @returns the refusal; kAnswered: it waits
   Reply enqueue(PendingPtr& request);
@@ -144,10 +144,10 @@ class Engine::Loop {
   [[nodiscard]] bool is_idle() const;
 
   EngineOptions const options_;
+  std::shared_ptr<WakeUp> const wake_up_ = std::make_shared<WakeUp>();
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
   mutable std::condition_variable_any has_failed_;
-  bool is_woken_ = false, is_draining_ = false, is_over_ = false;
+  bool is_draining_ = false, is_over_ = false;
   std::string failure_;                       ///< Why the group cannot serve; empty if it can.
   std::unique_ptr<RowFetcher> next_fetcher_;  ///< Uses a new group. The loop takes it.
   std::shared_ptr<ServedModel const> model_;
@@ -172,7 +172,7 @@ void Engine::Loop::submit(Request request, Clock::time_point deadline, ReplyFunc
   pending->deadline = deadline;
   pending->reply = std::move(reply);
   auto refusal = enqueue(pending);
-  if (pending == nullptr) return wake();
+  if (pending == nullptr) return wake_up_->ring();
   refusal.version = model()->manifest().version;
   call(pending->reply, std::move(refusal));
 }
@@ -238,7 +238,7 @@ void Engine::Loop::refuse_new() {
     std::lock_guard const lock(mutex_);
     is_draining_ = true;
   }
-  wake();
+  wake_up_->ring();
 }
 
 void Engine::Loop::drain() {
@@ -249,14 +249,6 @@ void Engine::Loop::drain() {
 std::string Engine::Loop::why_not_ready() const {
   std::lock_guard const lock(mutex_);
   return is_draining_ ? "the server is shutting down" : failure_;
-}
-
-void Engine::Loop::wake() {
-  {
-    std::lock_guard const lock(mutex_);
-    is_woken_ = true;
-  }
-  changed_.notify_one();
 }
 
 void Engine::Loop::run() noexcept {
@@ -301,7 +293,7 @@ void Engine::Loop::reconnect(std::unique_ptr<RowFetcher> fetcher) {
     base::expects(!failure_.empty() && next_fetcher_ == nullptr, "reconnect: no rank was lost");
     next_fetcher_ = std::move(fetcher);
   }
-  wake();
+  wake_up_->ring();
 }
 
 bool Engine::Loop::is_idle() const {
@@ -352,12 +344,13 @@ bool Engine::Loop::send_keys() {
     Sizes sizes;
     for (auto const& request : batch->requests) sizes += request->sizes;
     auto const& model = *batch->model;
-    batch->inputs = std::make_shared<BatchInputs>(model.manifest(), model.merged(), model.part_for(sizes));
+    auto const inputs = std::make_shared<BatchInputs>(model.manifest(), model.merged(), model.part_for(sizes));
     for (auto const& request : batch->requests) {
-      request->first_item = batch->inputs->add(request->request, request->sizes);
+      request->first_item = inputs->add(request->request, request->sizes);
       request->request = {};  // Its memory is no longer needed.
     }
-    batch->fetch = fetcher_->begin(model.manifest().number, batch->inputs->features());
+    batch->fetch = fetcher_->begin(model.manifest().number, inputs->features());
+    batch->inputs = inputs;  // Not before: begin() throws if the group has failed.
     ++batch;
   }
   return has_sent;
@@ -521,19 +514,11 @@ void Engine::Loop::sleep() {
     }
   }
   try {
-    if (is_connected) fetcher_->wake_on_change([this] { wake(); });
+    if (is_connected) fetcher_->wake_on_change([wake_up = wake_up_] { wake_up->ring(); });
   } catch (std::exception const& error) {
     return fail(error.what());
   }
-  std::unique_lock lock(mutex_);
-  auto const is_woken = [this] { return is_woken_; };
-  // wait_until() with the largest time would overflow.
-  if (until == Clock::time_point::max()) {
-    changed_.wait(lock, is_woken);
-  } else {
-    changed_.wait_until(lock, until, is_woken);
-  }
-  is_woken_ = false;
+  wake_up_->sleep_until(until);
 }
 
 Engine::Engine(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher, EngineOptions options)
@@ -547,7 +532,7 @@ std::string Engine::why_not_ready() const { return loop_->why_not_ready(); }
 std::shared_ptr<ServedModel const> Engine::model() const { return loop_->model(); }
 EngineStatistics Engine::statistics() const { return loop_->statistics(); }
 void Engine::reconnect(std::unique_ptr<RowFetcher> fetcher) { loop_->reconnect(std::move(fetcher)); }
-bool Engine::wait_for_loss(std::stop_token stop) const { return loop_->wait_for_loss(stop); }
+bool Engine::wait_for_loss(std::stop_token const& stop) const { return loop_->wait_for_loss(stop); }
 void Engine::refuse_new() { loop_->refuse_new(); }
 void Engine::drain() { loop_->drain(); }
 

@@ -71,7 +71,7 @@ class PairwiseLookup::Unfinished {
   void release(comm::Group& group) {
     for (auto& [operation, memory] : operations_) {
       try {
-        group.on_done(*operation, [operation, memory] {});
+        group.on_done(*operation, [kept = std::pair(operation, memory)] {});
       } catch (std::exception const&) {  // No thread was left for the callback.
         static_cast<void>(group.wait(*operation));
       }

@@ -71,7 +71,7 @@ class Engine {
   /// @throws base::UsageError if no rank was lost
   void reconnect(std::unique_ptr<RowFetcher> fetcher);
   /// Waits until a rank is lost, or `stop` is requested. @returns whether a rank is lost
-  [[nodiscard]] bool wait_for_loss(std::stop_token stop) const;
+  [[nodiscard]] bool wait_for_loss(std::stop_token const& stop) const;
 
   /// Refuses new requests from now on.
   void refuse_new();
