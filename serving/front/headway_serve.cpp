@@ -90,7 +90,7 @@ Generations make_generations(Arguments const& arguments) {
   options.name = arguments.group;
   // A receive for the keys of peers is always pending. Deadlines of requests are the engine's.
   options.timeout = std::chrono::hours(24 * 365);
-  options.num_channels = 2;  // Of a ring: keys and rows.
+  options.num_channels = 2;  // A ring has one for keys and one for rows.
   options.max_lag = arguments.is_ring ? arguments.max_lag : 0;
   return {arguments.store, arguments.rank, arguments.size, options};
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from headway import _environment
 from headway import _supported_versions as supported
 from headway.cli import _host
+from headway.cli.built_programs import program_path
 from headway.cli.one_line_parser import OneLineParser
 
 #: The limit of open files must suffice for at least this many ranks if no launcher tells their number.
@@ -335,6 +336,7 @@ def find_software() -> list[Finding]:
     findings += [_find_package(name, str(facts["torch"])) for name in ("torchrec", "fbgemm_gpu-cpu")]
     findings.append(_find_gpus(facts["gpus"], facts.get("gpu_error")))
     findings.append(_find_headway(facts.get("headway_error")))
+    findings.append(_find_server())
     return findings
 
 
@@ -392,6 +394,13 @@ def _find_headway(error: object) -> Finding:
         return Finding(name="import headway", value="works; the backend is registered")
     fix = "build the extension: `make build` in the checkout, or pip install . again after a change of torch"
     return Finding(name="import headway", level=Level.PROBLEM, value=str(error), fix=fix)
+
+
+def _find_server() -> Finding:
+    if program_path("headway_serve").exists():
+        return Finding(name="headway serve", value="is built")
+    fix = "to serve models: apt install libgrpc++-dev protobuf-compiler-grpc nlohmann-json3-dev, then build again"
+    return Finding(name="headway serve", level=Level.NOTE, value="is not built, as gRPC was not found", fix=fix)
 
 
 _MARKS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}

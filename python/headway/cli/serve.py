@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from argparse import Namespace
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from headway.cli.built_programs import has_program, program_path
 from headway.cli.one_line_parser import OneLineParser
 from headway.comm.launchers import adopt_launcher_environment
 
@@ -34,23 +34,6 @@ _PASSED_ON = {
     "--timeout": ("MS", "time limit of requests without a deadline (default: 10000)"),
     "--key-delay": ("US", "for benchmarks: mean of a random time before the keys of a batch are known"),
 }
-
-
-def program_path(name: str) -> Path:
-    """A program of ``serving/``. They are built where gRPC is found."""
-    return Path(__file__).resolve().parents[1] / "bin" / name
-
-
-def has_program(command: str, name: str) -> bool:
-    """Is a program built? Prints what to install if not."""
-    if program_path(name).exists():
-        return True
-    print(
-        f"headway {command}: this build has no {name}, as gRPC was not found. Install libgrpc++-dev, "
-        "protobuf-compiler-grpc and nlohmann-json3-dev (Debian, Ubuntu), and build again.",
-        file=sys.stderr,
-    )
-    return False
 
 
 def load(argv: Sequence[str]) -> int:

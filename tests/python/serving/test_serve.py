@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from click_model import request_of
-from headway.cli.serve import program_path
+from headway.cli.built_programs import program_path
 from headway.serving import Bucket, Predictor
 
 if not program_path("headway_serve").exists():
