@@ -4,9 +4,11 @@
 
 #include "compiled_model.hpp"
 #include "front_server.hpp"
+#include "headway/base/log.hpp"
 #include "headway/base/status.hpp"
 #include "headway/serving/engine.hpp"
 #include "headway/serving/generations.hpp"
+#include "headway/serving/version_keeper.hpp"
 #include "program_options.hpp"
 
 #include <chrono>
@@ -95,36 +97,44 @@ Generations make_generations(Arguments const& arguments) {
   return {arguments.store, arguments.rank, arguments.size, options};
 }
 
-using Tables = std::vector<embedding::ReadTable>;
-
-/// Connects this rank with the others, again after each loss of a rank.
+/// Connects this rank with the others, again after each loss of a rank, and keeps all of them on one version.
 class Connector {
  public:
-  /// @param tables of version `number`
-  Connector(Arguments const& arguments, std::uint64_t number, Tables tables)
+  Connector(Arguments const& arguments, VersionKeeper& versions)
       : generations_(make_generations(arguments)),
         is_alone_(arguments.size == 1),
         is_ring_(arguments.is_ring),
-        number_(number),
-        tables_(std::move(tables)) {}
+        versions_(versions) {}
 
   /// @returns null if `may_go_on` ended the wait for other ranks
+  /// @throws PackageError if a rank cannot load the version of rank 0
   [[nodiscard]] std::unique_ptr<RowFetcher> connect(std::function<bool()> const& may_go_on) {
-    auto group = is_alone_ ? nullptr : generations_.connect(may_go_on);
-    if (group == nullptr && !is_alone_) return nullptr;
-    auto fetcher = is_ring_ ? make_ring_fetcher(std::move(group), nullptr)
-                            : make_pairwise_fetcher(std::move(group), nullptr);
-    fetcher->add_version(number_, tables_);
+    if (!is_alone_) {
+      group_ = nullptr;  // The old one is not needed to form another.
+      group_ = generations_.connect(may_go_on);
+      if (group_ == nullptr) return nullptr;
+      versions_.agree(*group_);
+    }
+    auto fetcher = is_ring_ ? make_ring_fetcher(group_, nullptr) : make_pairwise_fetcher(group_, nullptr);
+    fetcher->add_version(versions_.current().number(), versions_.current().tables);
     return fetcher;
   }
 
-  /// Reconnects the engine whenever it has lost a rank, until `stop` is requested.
-  void keep_connected(Engine& engine, FrontServer& front, std::stop_token const& stop) {
-    while (engine.wait_for_loss(stop)) {
+  /// Follows new versions, and reconnects the engine whenever it has lost a rank, until `stop` is requested.
+  void keep(Engine& engine, FrontServer& front, std::stop_token const& stop) {
+    while (!stop.stop_requested()) {
+      if (!is_ring_) versions_.run(engine, group_.get(), stop);
+      if (!engine.wait_for_loss(stop)) return;
       front.update_health();
-      auto fetcher = connect([&] { return !stop.stop_requested(); });
-      if (fetcher == nullptr) return;
-      engine.reconnect(std::move(fetcher));
+      try {
+        auto fetcher = connect([&] { return !stop.stop_requested(); });
+        if (fetcher == nullptr) return;
+        engine.reconnect(versions_.current().model, std::move(fetcher));
+      } catch (std::exception const& error) {
+        base::log(base::LogLevel::kWarning, "serving", -1, std::string("connecting again: ") + error.what());
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        continue;
+      }
       while (!engine.is_ready() && !stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       front.update_health();
     }
@@ -133,9 +143,19 @@ class Connector {
  private:
   Generations generations_;
   bool is_alone_, is_ring_;
-  std::uint64_t number_;
-  Tables tables_;
+  VersionKeeper& versions_;
+  std::shared_ptr<comm::Group> group_;
 };
+
+LoadedVersion load(std::filesystem::path const& package, Arguments const& arguments) {
+  auto const folder = std::filesystem::weakly_canonical(package);
+  auto manifest = read_package(folder);
+  auto tables = read_tables(manifest, folder, arguments.rank, arguments.size, nullptr);
+  auto dense = load_compiled_model(manifest, folder, arguments.model_threads);
+  return {.folder = folder,
+          .model = std::make_shared<ServedModel>(std::move(manifest), std::move(dense)),
+          .tables = std::move(tables)};
+}
 
 /// Signals that end the server. They are blocked in all threads.
 sigset_t block_signals() {
@@ -156,14 +176,11 @@ bool is_pending(sigset_t const& signals) {
 }
 
 void serve(Arguments arguments, sigset_t const& signals) {
-  auto manifest = read_package(arguments.package);
-  auto const number = manifest.number;
-  auto tables = read_tables(manifest, arguments.package, arguments.rank, arguments.size, nullptr);
-  auto dense = load_compiled_model(manifest, arguments.package, arguments.model_threads);
-  auto const model = std::make_shared<ServedModel>(std::move(manifest), std::move(dense));
-  Connector connector(arguments, number, std::move(tables));
+  VersionKeeper versions(arguments.package, [&](auto const& folder) { return load(folder, arguments); });
+  Connector connector(arguments, versions);
   auto fetcher = connector.connect([&] { return !is_pending(signals); });
   if (fetcher == nullptr) return;
+  auto const model = versions.current().model;
   if (arguments.key_delay.count() > 0) {
     arguments.engine.delay_before_keys =
         [random = std::mt19937_64(static_cast<std::uint64_t>(arguments.rank)),
@@ -176,7 +193,7 @@ void serve(Arguments arguments, sigset_t const& signals) {
   std::printf("rank %d of %d serves version %s of %s on port %d\n", arguments.rank, arguments.size,
               model->manifest().version.c_str(), arguments.front.model_name.c_str(), front.port());
   std::fflush(stdout);
-  std::jthread keeper([&](std::stop_token const& stop) { connector.keep_connected(engine, front, stop); });
+  std::jthread keeper([&](std::stop_token const& stop) { connector.keep(engine, front, stop); });
   int signal = 0;
   sigwait(&signals, &signal);
   keeper.request_stop();

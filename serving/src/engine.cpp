@@ -30,7 +30,9 @@
 #include "wake_up.hpp"
 
 #include <condition_variable>
+#include <future>
 #include <list>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -90,6 +92,7 @@ class Engine::Loop {
         runner_([wake_up = wake_up_] { wake_up->ring(); }) {
     base::expects(options_.max_rows > 0 && options_.max_in_flight > 0, "max_rows and max_in_flight must be above 0");
     base::expects(options_.batch_delay.count() >= 0, "batch_delay must not be negative");
+    models_.emplace(model_->manifest().number, model_);
     thread_ = std::jthread([this] { run(); });
   }
   ~Loop() { drain(); }
@@ -99,7 +102,13 @@ class Engine::Loop {
   void submit(Request request, Clock::time_point deadline, ReplyFunction reply);
   void refuse_new();
   void drain();
-  void reconnect(std::unique_ptr<RowFetcher> fetcher);
+  void reconnect(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher);
+  /// Runs `work` on the thread of the loop, and waits for it. @throws what it throws
+  void run_on_loop(std::function<void()> work);
+  void add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables);
+  void switch_to(std::uint64_t number);
+  void wait_for_batches_of(std::uint64_t number);
+  void remove_model(std::uint64_t number);
   [[nodiscard]] bool wait_for_loss(std::stop_token const& stop) const {
     std::unique_lock lock(mutex_);
     return has_failed_.wait(lock, stop, [this] { return !failure_.empty() && next_fetcher_ == nullptr; });
@@ -128,8 +137,19 @@ class Engine::Loop {
   /// Time until a request that comes now would be answered. Holds `mutex_`.
   [[nodiscard]] std::chrono::nanoseconds expected_time(std::size_t rows) const;
 
+  void do_work();
+  /// Ends the loop.
+  void end() {
+    {
+      std::lock_guard const lock(mutex_);
+      is_over_ = true;
+    }
+    do_work();  // Somebody may wait for it.
+  }
   /// Takes the fetcher of a new group, if there is one. @returns whether the group can serve
   bool take_fetcher();
+  /// Refuses requests that were accepted for a version with larger buckets.
+  void refuse_too_large();
   bool begin_batch();
   [[nodiscard]] bool is_preparing() const;
   bool send_keys();
@@ -149,8 +169,10 @@ class Engine::Loop {
   mutable std::condition_variable_any has_failed_;
   bool is_draining_ = false, is_over_ = false;
   std::string failure_;                       ///< Why the group cannot serve; empty if it can.
-  std::unique_ptr<RowFetcher> next_fetcher_;  ///< Uses a new group. The loop takes it.
+  std::unique_ptr<RowFetcher> next_fetcher_;  ///< Uses a new group. The loop takes it, with `next_model_`.
+  std::shared_ptr<ServedModel const> next_model_;
   std::shared_ptr<ServedModel const> model_;
+  std::vector<std::function<void()>> work_;  ///< For the loop; see run_on_loop().
   RequestQueue queue_;
   EngineStatistics statistics_;
   // Averages of batches: time between two ends under load, time from the queue to the end, and that of the dense part.
@@ -158,7 +180,8 @@ class Engine::Loop {
 
   // Only the loop uses the rest.
   std::unique_ptr<RowFetcher> fetcher_;
-  std::list<Batch> batches_;  ///< In flight, oldest first.
+  std::map<std::uint64_t, std::shared_ptr<ServedModel const>> models_;  ///< Versions of the fetcher, by number.
+  std::list<Batch> batches_;                                            ///< In flight, oldest first.
   std::uint64_t num_batches_ = 0;
   Clock::time_point last_finish_{};
   DenseRunner runner_;
@@ -265,16 +288,77 @@ void Engine::Loop::run() noexcept {
 }
 
 bool Engine::Loop::advance() {
+  do_work();
   bool const is_connected = take_fetcher();
   bool has_moved = take_outputs();
+  // First, since peers that have left already are no loss.
+  if (is_idle() && (!is_connected || fetcher_->leave())) {
+    end();
+    return true;
+  }
   if (is_connected) {
     has_moved |= fetcher_->answer_peers();
     has_moved |= take_rows();
     has_moved |= begin_batch();
     has_moved |= send_keys();
   }
-  if (is_idle()) is_over_ = !is_connected || fetcher_->leave();
-  return has_moved || is_over_;
+  return has_moved;
+}
+
+void Engine::Loop::do_work() {
+  std::vector<std::function<void()>> work;
+  {
+    std::lock_guard const lock(mutex_);
+    work.swap(work_);
+  }
+  for (auto const& each : work) each();
+}
+
+void Engine::Loop::run_on_loop(std::function<void()> work) {
+  auto const task = std::make_shared<std::packaged_task<void()>>(std::move(work));
+  auto done = task->get_future();
+  {
+    std::lock_guard const lock(mutex_);
+    base::expects(!is_over_, "the engine has ended");
+    work_.emplace_back([task] { (*task)(); });
+  }
+  wake_up_->ring();
+  done.get();
+}
+
+void Engine::Loop::add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables) {
+  run_on_loop([&] {
+    auto const number = model->manifest().number;
+    fetcher_->add_version(number, std::move(tables));
+    models_.emplace(number, std::move(model));
+  });
+}
+
+void Engine::Loop::switch_to(std::uint64_t number) {
+  run_on_loop([&] {
+    auto const found = models_.find(number);
+    base::expects(found != models_.end(), "switch_to: the version was not added");
+    std::lock_guard const lock(mutex_);
+    model_ = found->second;
+  });
+}
+
+void Engine::Loop::wait_for_batches_of(std::uint64_t number) {
+  bool is_there = true;
+  while (is_there) {
+    run_on_loop([&] {
+      is_there =
+          std::ranges::any_of(batches_, [&](Batch const& batch) { return batch.model->manifest().number == number; });
+    });
+    if (is_there) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Engine::Loop::remove_model(std::uint64_t number) {
+  run_on_loop([&] {
+    fetcher_->remove_version(number);
+    models_.erase(number);
+  });
 }
 
 bool Engine::Loop::take_fetcher() {
@@ -282,16 +366,19 @@ bool Engine::Loop::take_fetcher() {
   std::lock_guard const lock(mutex_);
   if (next_fetcher_ != nullptr) {
     old = std::exchange(fetcher_, std::move(next_fetcher_));
+    model_ = std::move(next_model_);
+    models_ = {{model_->manifest().number, model_}};
     failure_.clear();
   }
   return failure_.empty();
 }
 
-void Engine::Loop::reconnect(std::unique_ptr<RowFetcher> fetcher) {
+void Engine::Loop::reconnect(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher) {
   {
     std::lock_guard const lock(mutex_);
     base::expects(!failure_.empty() && next_fetcher_ == nullptr, "reconnect: no rank was lost");
     next_fetcher_ = std::move(fetcher);
+    next_model_ = std::move(model);
   }
   wake_up_->ring();
 }
@@ -305,7 +392,20 @@ bool Engine::Loop::is_preparing() const {
   return std::ranges::any_of(batches_, [](Batch const& batch) { return batch.inputs == nullptr; });
 }
 
+void Engine::Loop::refuse_too_large() {
+  std::vector<PendingPtr> refused;
+  {
+    std::lock_guard const lock(mutex_);
+    auto const most = room();
+    while (!queue_.empty() && !most.holds(queue_.oldest().sizes)) refused.push_back(queue_.pop());
+  }
+  for (auto& request : refused) {
+    refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the request");
+  }
+}
+
 bool Engine::Loop::begin_batch() {
+  refuse_too_large();
   if (batches_.size() >= options_.max_in_flight) return false;
   Batch batch;
   batch.is_forced = fetcher_->must_begin() && !is_preparing();
@@ -531,7 +631,15 @@ bool Engine::is_ready() const { return loop_->why_not_ready().empty(); }
 std::string Engine::why_not_ready() const { return loop_->why_not_ready(); }
 std::shared_ptr<ServedModel const> Engine::model() const { return loop_->model(); }
 EngineStatistics Engine::statistics() const { return loop_->statistics(); }
-void Engine::reconnect(std::unique_ptr<RowFetcher> fetcher) { loop_->reconnect(std::move(fetcher)); }
+void Engine::add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables) {
+  loop_->add_model(std::move(model), std::move(tables));
+}
+void Engine::switch_to(std::uint64_t number) { loop_->switch_to(number); }
+void Engine::wait_for_batches_of(std::uint64_t number) { loop_->wait_for_batches_of(number); }
+void Engine::remove_model(std::uint64_t number) { loop_->remove_model(number); }
+void Engine::reconnect(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher) {
+  loop_->reconnect(std::move(model), std::move(fetcher));
+}
 bool Engine::wait_for_loss(std::stop_token const& stop) const { return loop_->wait_for_loss(stop); }
 void Engine::refuse_new() { loop_->refuse_new(); }
 void Engine::drain() { loop_->drain(); }

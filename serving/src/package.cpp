@@ -11,6 +11,8 @@
 #include <iterator>
 #include <map>
 #include <span>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 namespace headway::serving {
@@ -202,6 +204,46 @@ bool Manifest::has_users() const {
   return std::ranges::any_of(features, is_of_users) || std::ranges::any_of(dense_features, is_of_users);
 }
 
+std::string describe_difference(Manifest const& one, Manifest const& other) {
+  auto const names_of = [](auto const& all) {
+    std::string names;
+    for (auto const& each : all) names += (names.empty() ? "" : ", ") + each.name;
+    return names;
+  };
+  auto const compare = [](std::string const& what, auto const& some, auto const& others, auto const& are_alike) {
+    if (!std::ranges::equal(some, others, {}, &std::decay_t<decltype(some[0])>::name,
+                            &std::decay_t<decltype(some[0])>::name)) {
+      return what + "s differ";
+    }
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      if (!are_alike(some[i], others[i])) return what + " " + some[i].name + " differs";
+    }
+    return std::string();
+  };
+  auto difference = compare("table", one.tables, other.tables,
+                            [](ServedTable const& a, ServedTable const& b) { return a.dim == b.dim; });
+  if (difference.empty()) {
+    difference = compare("feature", one.features, other.features, [&](ServedFeature const& a, ServedFeature const& b) {
+      return std::tuple(a.table, a.axis, a.pooling, a.sequence, a.is_single) ==
+             std::tuple(b.table, b.axis, b.pooling, b.sequence, b.is_single);
+    });
+  }
+  if (difference.empty()) {
+    difference =
+        compare("dense feature", one.dense_features, other.dense_features,
+                [](DenseFeature const& a, DenseFeature const& b) { return a.width == b.width && a.axis == b.axis; });
+  }
+  if (!difference.empty()) return difference + ": " + names_of(one.features) + " and " + names_of(other.features);
+  if (one.outputs != other.outputs) return "outputs differ";
+  if (one.longest != other.longest) return "the longest sequence of a user differs";
+  return "";
+}
+
+std::uint64_t package_number(std::filesystem::path const& folder) {
+  return std::uint64_t{crc32_of(read_file(folder / "manifest.json"))} << 32 |
+         crc32_of(read_file(folder / "tables" / "manifest.json"));
+}
+
 Manifest read_package(std::filesystem::path const& folder) {
   auto const path = folder / "manifest.json", tables_path = folder / "tables" / "manifest.json";
   auto manifest = naming(path, [&] {
@@ -217,7 +259,7 @@ Manifest read_package(std::filesystem::path const& folder) {
     return read;
   });
   manifest.saved = naming(tables_path, [&] { return saved_tables(tables_path); });
-  manifest.number = std::uint64_t{crc32_of(read_file(path))} << 32 | crc32_of(read_file(tables_path));
+  manifest.number = package_number(folder);
   expect_files(manifest, folder);
   return manifest;
 }

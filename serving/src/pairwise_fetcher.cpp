@@ -20,6 +20,7 @@ class PairwiseFetcher final : public RowFetcher {
   void add_version(std::uint64_t version, std::vector<embedding::ReadTable> tables) override {
     lookup_.add_version(version, std::move(tables));
   }
+  void remove_version(std::uint64_t version) override { lookup_.remove_version(version); }
   [[nodiscard]] std::unique_ptr<Fetch> begin(std::uint64_t version,
                                              std::span<embedding::Feature const> features) override {
     return std::make_unique<PairwiseFetch>(*this, lookup_.begin(version, features));

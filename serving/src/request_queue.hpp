@@ -31,6 +31,14 @@ class RequestQueue {
     first_deadline_ = std::min(first_deadline_, request->deadline);
     requests_.push_back(std::move(request));
   }
+  /// Takes the oldest request.
+  [[nodiscard]] PendingPtr pop() {
+    auto first = std::move(requests_.front());
+    requests_.pop_front();
+    rows_ -= first->sizes.items;
+    bytes_ -= first->num_bytes;
+    return first;
+  }
   /// Takes requests from the front while a batch has room for them.
   [[nodiscard]] std::vector<PendingPtr> take_batch(Sizes const& room) {
     std::vector<PendingPtr> taken;
@@ -82,14 +90,6 @@ class RequestQueue {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
  private:
-  PendingPtr pop() {
-    auto first = std::move(requests_.front());
-    requests_.pop_front();
-    rows_ -= first->sizes.items;
-    bytes_ -= first->num_bytes;
-    return first;
-  }
-
   std::deque<PendingPtr> requests_;
   std::size_t rows_ = 0, bytes_ = 0;
   Clock::time_point first_deadline_ = Clock::time_point::max();

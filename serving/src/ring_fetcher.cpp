@@ -101,6 +101,8 @@ class RingFetcher final : public RowFetcher {
     version_ = version;
   }
 
+  void remove_version(std::uint64_t /*version*/) override { throw base::UsageError("a ring has one version"); }
+
   [[nodiscard]] std::unique_ptr<Fetch> begin(std::uint64_t version,
                                              std::span<embedding::Feature const> features) override {
     base::expects(tables_ != nullptr && version == version_, "a ring has one version");

@@ -31,10 +31,10 @@ class ClickModel(nn.Module):
         return {"click": logits[:, 0].sigmoid(), "logits": logits}
 
 
-def make_tables() -> HashTableCollection:
+def make_tables(rate: float = 0.5) -> HashTableCollection:
     """Tables whose rows 0 to 99 were trained."""
     tables = HashTableCollection(
-        tables=[TableConfig(name, dim=DIM, optimizer=Sgd(lr=0.5)) for name in ("item", "shop")],
+        tables=[TableConfig(name, dim=DIM, optimizer=Sgd(lr=rate)) for name in ("item", "shop")],
         features=[FeatureConfig("item", table="item"), FeatureConfig("shops", table="shop", pooling="mean")],
         process_group=LOCAL,
         seed=7,

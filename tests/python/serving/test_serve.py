@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click_model import request_of
+from click_model import make_tables, request_of
 from headway.cli.built_programs import program_path
-from headway.serving import Bucket, Predictor
+from headway.serving import Bucket, Manifest, Predictor
+from headway.serving.package import TABLES_NAME
 
 if not program_path("headway_serve").exists():
     pytest.skip("headway_serve is not built: gRPC was not found", allow_module_level=True)
@@ -162,6 +165,61 @@ def test_a_killed_rank_is_named_replaced_and_serves_again(package: Path, tmp_pat
             assert client.is_server_ready()
             assert torch.equal(predict(client, request)["logits"], expected)
         assert server.stop() == 0, server.log.read_text()
+
+
+def other_version(package: Path, folder: Path, version: str) -> Path:
+    """Copies a package, with twice the embeddings of its rows and another version. The dense part stays as it is."""
+    shutil.copytree(package, folder)
+    tables = make_tables(rate=1.0)
+    shutil.rmtree(folder / TABLES_NAME)
+    tables.save(folder / TABLES_NAME)
+    replace(Manifest.read(folder), version=version).write(folder)
+    return folder
+
+
+def point(link: Path, package: Path) -> None:
+    """Lets a symbolic link point to a package, at once."""
+    new = link.with_suffix(".new")
+    new.symlink_to(package)
+    new.rename(link)
+
+
+def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_path: Path) -> None:
+    packages = {"v1": package, "v2": other_version(package, tmp_path / "second", "v2")}
+    request = request_of(torch.arange(16))
+    expected = {
+        version: Predictor(folder).predict(request, bucket=Bucket(16))["logits"].numpy()
+        for version, folder in packages.items()
+    }
+    assert not np.array_equal(expected["v1"], expected["v2"])
+    link = tmp_path / "current"
+    point(link, package)
+    replies: queue.Queue[object] = queue.Queue()
+    with serve(link, tmp_path, ranks=RANKS) as server:
+        for version in ("v2", "v1", "v2", "v1"):
+            point(link, packages[version])
+            num_new = 0
+            ends = time.monotonic() + 60
+            while num_new < 20:
+                assert time.monotonic() < ends, f"{version} did not come: {server.log.read_text()}"
+                for client in server.clients * 4:
+                    client.async_infer(
+                        "model", inputs_of(request), callback=lambda result, error: replies.put((result, error))
+                    )
+                for _ in range(4 * RANKS):
+                    result, error = replies.get(timeout=60)  # type: ignore[misc]
+                    assert error is None, error
+                    served = result.get_response().model_version
+                    np.testing.assert_array_equal(result.as_numpy("logits"), expected[served])
+                    num_new += served == version
+        broken = tmp_path / "broken"
+        shutil.copytree(packages["v2"], broken)
+        next(broken.glob("dense_4*.pt2")).write_bytes(b"no code")
+        point(link, broken)
+        server.wait_for("a new version is refused:")
+        assert "dense_4_0_0.pt2 was truncated or altered" in server.log.read_text()
+        for client in server.clients:
+            assert client.infer("model", inputs_of(request)).get_response().model_version == "v1"
 
 
 def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> None:

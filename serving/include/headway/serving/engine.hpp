@@ -14,6 +14,7 @@
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 namespace headway::serving {
 
@@ -66,10 +67,22 @@ class Engine {
   [[nodiscard]] std::shared_ptr<ServedModel const> model() const;
   [[nodiscard]] EngineStatistics statistics() const;
 
+  /// Adds a version, which batches may use from switch_to() on, and answers peers that ask for it from now on. Requests
+  /// for the present version fit it (describe_difference()).
+  /// @throws base::UsageError if the version is there, or the fetcher has only one
+  void add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables);
+  /// Lets later batches use a version that was added.
+  void switch_to(std::uint64_t number);
+  /// Waits until no batch of a version is in flight. At most as long as the dense part takes.
+  void wait_for_batches_of(std::uint64_t number);
+  /// Removes a version that no rank has a batch of.
+  void remove_model(std::uint64_t number);
+
   /// Goes on after the loss of a rank, with a new group. Until then requests are refused.
+  /// @param model takes the place of all others
   /// @param fetcher has the version of the model
   /// @throws base::UsageError if no rank was lost
-  void reconnect(std::unique_ptr<RowFetcher> fetcher);
+  void reconnect(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher);
   /// Waits until a rank is lost, or `stop` is requested. @returns whether a rank is lost
   [[nodiscard]] bool wait_for_loss(std::stop_token const& stop) const;
 

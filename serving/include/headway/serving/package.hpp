@@ -112,6 +112,14 @@ struct Manifest {
   [[nodiscard]] bool has_users() const;
 };
 
+/// Compares what requests and replies depend on: names, dims, pooling and order of tables, features and outputs.
+/// @returns the first difference; empty if requests for one model fit the other
+[[nodiscard]] std::string describe_difference(Manifest const& one, Manifest const& other);
+
+/// Number of the package of a folder (Manifest::number). Reads the manifests alone, without a check.
+/// @throws PackageError if they cannot be read
+[[nodiscard]] std::uint64_t package_number(std::filesystem::path const& folder);
+
 /// Reads the manifest of a folder, and that of its tables. Checks size and checksum of each compiled file.
 /// @throws PackageError that names the file
 [[nodiscard]] Manifest read_package(std::filesystem::path const& folder);

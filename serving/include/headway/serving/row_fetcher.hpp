@@ -39,6 +39,8 @@ class RowFetcher {
   [[nodiscard]] virtual int size() const = 0;
   /// Adds tables, which all ranks have to add before one of them begins a batch of this version.
   virtual void add_version(std::uint64_t version, std::vector<embedding::ReadTable> tables) = 0;
+  /// Frees tables that no rank has a batch of. @throws base::UsageError if only one version is possible
+  virtual void remove_version(std::uint64_t version) = 0;
   /// Starts to fetch. The features may be freed afterwards.
   /// @throws base::OperationError if a rank is lost
   [[nodiscard]] virtual std::unique_ptr<Fetch> begin(std::uint64_t version,

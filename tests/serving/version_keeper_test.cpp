@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "headway/serving/version_keeper.hpp"
+
+#include "engine_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+namespace headway::serving {
+namespace {
+
+/// A folder whose manifests are a text, and models that belong to it. The text is the factor of all embeddings.
+class Versions : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("headway_versions_" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_ / "tables");
+    std::ofstream(folder_ / "tables" / "manifest.json") << "rows";
+    write("1");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  /// Replaces the manifest at once, as a new package does.
+  void write(std::string const& text) const {
+    std::ofstream(folder_ / "new") << text;
+    std::filesystem::rename(folder_ / "new", folder_ / "manifest.json");
+  }
+  static Manifest manifest_of(std::string const& text, std::uint64_t number) {
+    auto manifest = small_manifest();
+    manifest.version = text;
+    manifest.number = number;
+    return manifest;
+  }
+  /// Loads what the folder has. A text that is no number cannot be loaded by rank 1.
+  [[nodiscard]] VersionKeeper::Load load(int rank, int size) const {
+    return [=, this](std::filesystem::path const& folder) {
+      std::string text;
+      std::ifstream(folder / "manifest.json") >> text;
+      auto manifest = manifest_of(text, package_number(folder));
+      if (text == "other") manifest.outputs = {"something", "else"};
+      if (text == "bad" && rank == 1) throw PackageError("the file is bad");
+      float const scale = text == "bad" || text == "other" ? 0 : std::stof(text);
+      auto tables = small_tables(manifest, rank, size, scale);
+      return LoadedVersion{.folder = folder,
+                           .model = std::make_shared<ServedModel>(manifest, std::make_shared<AnyModel>(manifest)),
+                           .tables = std::move(tables)};
+    };
+  }
+  /// Has as many outputs as the manifest says.
+  class AnyModel final : public SumModel {
+   public:
+    explicit AnyModel(Manifest const& manifest) : SumModel(manifest), num_outputs_(manifest.outputs.size()) {}
+    [[nodiscard]] std::vector<OutputRows> run(std::size_t part, std::span<InputTensor const> inputs) override {
+      return std::vector<OutputRows>(num_outputs_, SumModel::run(part, inputs).at(0));
+    }
+
+   private:
+    std::size_t num_outputs_;
+  };
+
+  /// Scores of a request with the embeddings of a version, computed by one rank.
+  [[nodiscard]] static std::vector<float> scores(std::string const& text, std::shared_ptr<Arrays> const& arrays) {
+    auto const manifest = small_manifest();
+    auto fetcher = make_pairwise_fetcher(nullptr, nullptr);
+    fetcher->add_version(manifest.number, small_tables(manifest, 0, 1, std::stof(text)));
+    Engine engine(std::make_shared<ServedModel>(manifest, std::make_shared<SumModel>(manifest)), std::move(fetcher),
+                  {});
+    return get(ask(engine, arrays)).outputs.at(0).values;
+  }
+
+  /// Serves on a rank while `body` runs.
+  void serve_versions(std::shared_ptr<comm::Group> const& group, std::function<void(Engine&)> const& body) const {
+    int const rank = group == nullptr ? 0 : group->rank(), size = group == nullptr ? 1 : group->size();
+    VersionKeeper versions(folder_, load(rank, size), 5ms);
+    if (group != nullptr) versions.agree(*group);
+    auto fetcher = make_pairwise_fetcher(group, nullptr);
+    fetcher->add_version(versions.current().number(), versions.current().tables);
+    Engine engine(versions.current().model, std::move(fetcher), {.batch_delay = 100us});
+    std::jthread keeper([&](std::stop_token const& stop) { versions.run(engine, group.get(), stop); });
+    body(engine);
+    if (group != nullptr) static_cast<void>(group->wait(*group->barrier()));
+    keeper.request_stop();
+    keeper.join();
+    engine.drain();
+  }
+
+  /// Asks until a reply is of a version.
+  static void ask_until(Engine& engine, std::string const& version, std::shared_ptr<Arrays> const& arrays) {
+    auto const ends = Clock::now() + 30s;
+    while (Clock::now() < ends) {
+      auto const reply = get(ask(engine, arrays));
+      ASSERT_EQ(reply.error, "");
+      if (reply.version == version) return;
+    }
+    FAIL() << "version " << version << " did not come";
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(Versions, each_reply_has_the_scores_of_its_version_while_versions_change) {
+  constexpr int kSize = 3;
+  std::vector<std::string> const texts{"1", "2", "3", "1.5", "1"};
+  std::mt19937 random(1);
+  auto const arrays = random_arrays(random, 8);
+  std::map<std::string, std::vector<float>> expected;
+  for (auto const& text : texts) expected[text] = scores(text, arrays);
+  std::atomic<int> num_done = 0;
+  run_ranks(kSize, [&](std::shared_ptr<comm::Group> const& group) {
+    serve_versions(group, [&](Engine& engine) {
+      std::set<std::string> seen;
+      std::jthread const client([&] {
+        std::vector<std::future<Reply>> replies;
+        while (num_done < kSize) {
+          for (int i = 0; i < 8; ++i) replies.push_back(ask(engine, arrays));
+          for (auto& each : replies) {
+            auto const reply = get(std::move(each));
+            ASSERT_EQ(reply.error, "");
+            ASSERT_EQ(reply.outputs.at(0).values, expected.at(reply.version)) << "version " << reply.version;
+            seen.insert(reply.version);
+          }
+          replies.clear();
+        }
+        EXPECT_EQ(seen, (std::set<std::string>{"1", "2", "3", "1.5"}));
+      });
+      for (auto const& text : texts) {
+        if (group->rank() == 0) write(text);
+        ask_until(engine, text, arrays);
+        static_cast<void>(group->wait(*group->barrier()));
+      }
+      ++num_done;
+    });
+  });
+}
+
+TEST_F(Versions, one_rank_alone_changes_as_well) {
+  std::mt19937 random(2);
+  auto const arrays = random_arrays(random);
+  serve_versions(nullptr, [&](Engine& engine) {
+    for (std::string const text : {"2", "3", "2"}) {
+      write(text);
+      ask_until(engine, text, arrays);
+    }
+  });
+}
+
+TEST_F(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_the_old_one_goes_on) {
+  std::mt19937 random(3);
+  auto const arrays = random_arrays(random);
+  run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
+    serve_versions(group, [&](Engine& engine) {
+      for (std::string const text : {"bad", "other"}) {
+        if (group->rank() == 0) write(text);
+        auto const ends = Clock::now() + 150ms;
+        while (Clock::now() < ends) {
+          auto const reply = get(ask(engine, arrays));
+          ASSERT_EQ(reply.error, "");
+          EXPECT_EQ(reply.version, "1");
+        }
+        static_cast<void>(group->wait(*group->barrier()));
+      }
+      if (group->rank() == 0) write("4");
+      ask_until(engine, "4", arrays);
+    });
+  });
+}
+
+TEST_F(Versions, a_new_group_agrees_on_the_version_of_rank_0) {
+  std::atomic<bool> is_loaded = false;
+  run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
+    if (group->rank() == 1) {
+      while (!is_loaded) std::this_thread::sleep_for(1ms);
+    }
+    VersionKeeper versions(folder_, load(group->rank(), 2));
+    EXPECT_EQ(versions.current().model->manifest().version, group->rank() == 0 ? "1" : "2");
+    if (group->rank() == 0) {
+      write("2");
+      is_loaded = true;
+      static_cast<void>(group->wait(*group->barrier()));
+      write("1");
+    } else {
+      static_cast<void>(group->wait(*group->barrier()));
+    }
+    static_cast<void>(group->wait(*group->barrier()));
+    versions.agree(*group);
+    EXPECT_EQ(versions.current().model->manifest().version, "1");
+  });
+}
+
+TEST_F(Versions, a_rank_that_cannot_load_the_version_of_rank_0_ends_the_agreement) {
+  run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
+    VersionKeeper versions(folder_, load(0, 2));
+    static_cast<void>(group->wait(*group->barrier()));
+    if (group->rank() == 0) write("bad");
+    static_cast<void>(group->wait(*group->barrier()));
+    VersionKeeper changed(
+        folder_, group->rank() == 0 ? load(0, 2) : [&](std::filesystem::path const& folder) {
+          static_cast<void>(folder);
+          return versions.current();
+        });
+    try {
+      changed.agree(*group);
+      ADD_FAILURE() << "rank " << group->rank() << " has agreed";
+    } catch (PackageError const& error) {
+      EXPECT_EQ(std::string(error.what()).substr(0, 8), "rank 1: ") << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace headway::serving
