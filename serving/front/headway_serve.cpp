@@ -9,6 +9,7 @@
 #include "headway/serving/engine.hpp"
 #include "headway/serving/generations.hpp"
 #include "headway/serving/version_keeper.hpp"
+#include "metrics_server.hpp"
 #include "program_options.hpp"
 
 #include <chrono>
@@ -17,6 +18,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -41,13 +43,14 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --max-lag K           with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
   --model-threads N     threads of the dense part (default: 1)
+  --metrics HOST:PORT   where Prometheus finds the counters of this rank (default: nowhere)
   --timeout MS          time limit of requests without a deadline (default: 10000)
   --key-delay US        for benchmarks: mean of a random time before the keys of a batch are known (default: 0)
 )";
 
 struct Arguments {
   std::filesystem::path package, store;
-  std::string group = "serving";
+  std::string group = "serving", metrics;
   int rank = 0, size = 1, model_threads = 1, max_lag = 2;
   bool is_ring = false;
   std::chrono::microseconds key_delay{0};
@@ -62,6 +65,7 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_path("--store", arguments.store);
   options.add_text("--group", arguments.group);
   options.add_text("--name", arguments.front.model_name);
+  options.add_text("--metrics", arguments.metrics);
   options.add_text("--address", arguments.front.address);
   options.add_number("--rank", arguments.rank, 0);
   options.add_number("--size", arguments.size, 1);
@@ -190,6 +194,8 @@ void serve(Arguments arguments, sigset_t const& signals) {
   }
   Engine engine(model, std::move(fetcher), arguments.engine);
   FrontServer front(engine, arguments.front);
+  std::optional<MetricsServer> metrics;
+  if (!arguments.metrics.empty()) metrics.emplace(arguments.metrics, engine);
   std::printf("rank %d of %d serves version %s of %s on port %d\n", arguments.rank, arguments.size,
               model->manifest().version.c_str(), arguments.front.model_name.c_str(), front.port());
   std::fflush(stdout);

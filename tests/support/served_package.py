@@ -57,7 +57,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(package: Path, folder: Path, *options: str, ranks: int = 1) -> Iterator[Server]:
+def serve(package: Path, folder: Path, *options: str, ranks: int = 1, has_metrics: bool = False) -> Iterator[Server]:
     """Serves a package, and ends the ranks afterwards.
 
     Args:
@@ -65,10 +65,13 @@ def serve(package: Path, folder: Path, *options: str, ranks: int = 1) -> Iterato
         folder: gets the output.
         options: further options of ``headway serve``.
         ranks: of this host.
+        has_metrics: rank 0 has its metrics at the port behind those of the ranks.
     """
-    port = _free_ports(ranks)
+    port = _free_ports(2 * ranks)
     log = folder / "serve.log"
     command = [sys.executable, "-m", "headway_launcher", "serve", str(package), "--ranks", str(ranks)]
+    if has_metrics:
+        command += ["--metrics-port", str(port + ranks)]
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, "--port", str(port), *options], stdout=output, stderr=subprocess.STDOUT, text=True

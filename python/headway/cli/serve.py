@@ -50,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of this host (default: 1)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8001, help="of rank 0; rank r has the port + r (default: 8001)")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="of rank 0 for Prometheus; rank r has the port + r"
+    )
     parser.add_argument("--store", type=Path, help="empty folder that the ranks of all hosts share")
     for option, (metavar, text) in _PASSED_ON.items():
         parser.add_argument(option, metavar=metavar, help=text)
@@ -83,6 +86,7 @@ def _command(options: Namespace, passed_on: Sequence[str], rank: int, size: int,
         *("--rank", str(rank), "--size", str(size)),
         *("--store", str(options.store or store)),
         *("--address", f"{options.host}:{port}"),
+        *(() if options.metrics_port is None else ("--metrics", f"{options.host}:{options.metrics_port + rank}")),
         *passed_on,
     ]
 

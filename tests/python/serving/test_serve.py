@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,29 @@ def test_a_wrong_command_line_is_one_line() -> None:
         done = subprocess.run([str(program_path("headway_serve")), *words], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert done.stderr == f"headway_serve: {error} (see headway_serve --help)\n"
+
+
+@pytest.mark.skipif(not Path("/usr/include/prometheus/exposer.h").exists(), reason="prometheus-cpp is not installed")
+def test_prometheus_sees_what_a_rank_did(package: Path, tmp_path: Path) -> None:
+    with serve(package, tmp_path, has_metrics=True) as server:
+        for _ in range(3):
+            predict(server.clients[0], GOOD)
+        with pytest.raises(triton.InferenceServerException):
+            predict(server.clients[0], request_of(torch.arange(17)))
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port + 1}/metrics", timeout=20) as reply:
+            lines = reply.read().decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(values['headway_serving_requests_total{outcome="answered"}']) == 3
+    assert float(values['headway_serving_requests_total{outcome="invalid"}']) == 1
+    assert float(values["headway_serving_batch_rows_total"]) == 6
+    assert float(values["headway_serving_ready"]) == 1
+    assert float(values['headway_serving_version_info{version="v1"}']) == 1
+    assert float(values['headway_serving_stage_seconds_count{stage="dense"}']) == 3
+    total = float(values['headway_serving_stage_seconds_sum{stage="total"}'])
+    parts = ("queue", "delay", "fetch", "dense_queue", "dense", "engine")
+    assert sum(
+        float(values[f'headway_serving_stage_seconds_sum{{stage="{part}"}}']) for part in parts
+    ) == pytest.approx(total, rel=1e-3)
 
 
 def test_the_load_generator_reports_what_it_offered(package: Path, server: Server, tmp_path: Path) -> None:

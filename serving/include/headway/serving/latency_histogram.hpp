@@ -23,6 +23,12 @@ class LatencyHistogram {
   }
   [[nodiscard]] std::uint64_t count() const { return count_; }
   [[nodiscard]] std::chrono::nanoseconds sum() const { return sum_; }
+  /// Durations up to a limit, exact to 12% of it.
+  [[nodiscard]] std::uint64_t count_up_to(std::chrono::nanoseconds limit) const {
+    std::uint64_t count = 0;
+    for (std::size_t i = 0; i < kNumBuckets && limit_of(i) <= limit; ++i) count += counts_[i];
+    return count;
+  }
   /// Upper limit of the bucket of quantile `q`, from 0 to 1; 0 if there is no duration.
   [[nodiscard]] std::chrono::nanoseconds quantile(double q) const {
     auto const wanted = static_cast<std::uint64_t>(q * static_cast<double>(count_));
