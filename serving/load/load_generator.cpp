@@ -80,11 +80,20 @@ class Generator {
   }
 
  private:
+  /// A request that was sent. It counts as pending until gRPC has dropped its callback.
   struct Call {
+    explicit Call(Generator& of_generator) : generator(of_generator) {}
+    Call(Call const&) = delete;
+    Call& operator=(Call const&) = delete;
+    ~Call() {
+      std::lock_guard const lock(generator.mutex_);
+      if (--generator.num_pending_ == 0) generator.ended_.notify_all();
+    }
+
+    Generator& generator;
     grpc::ClientContext context;
     inference::ModelInferResponse response;
-    std::size_t rows = 0;
-    Clock::time_point due;
+    Clock::time_point due{};
   };
 
   void run_open() {
@@ -108,7 +117,7 @@ class Generator {
       ++num_pending_;
       if (due >= begin_) result_.sent_late.add(now - due);
     }
-    auto const call = std::make_shared<Call>();
+    auto const call = std::make_shared<Call>(*this);
     call->due = due;
     call->context.set_deadline(std::chrono::system_clock::now() + options_.timeout - (now - due));
     stubs_[index % stubs_.size()]->async()->ModelInfer(
@@ -121,8 +130,6 @@ class Generator {
     if (call.due >= begin_ && call.due < end_) count(call, status, now);
     // The next request is sent before this one counts as ended, so that run() does not return between them.
     if (options_.requests_per_s <= 0 && now < end_) send(now);
-    std::lock_guard const lock(mutex_);
-    if (--num_pending_ == 0) ended_.notify_all();
   }
 
   void count(Call const& call, grpc::Status const& status, Clock::time_point now) {

@@ -47,9 +47,12 @@ class Doorbell {
     std::lock_guard const lock(mutex_);
     return peer_seq_;
   }
-  void set_wake(std::function<void()> wake) {
+  /// @returns whether nobody was woken before, so that news may have come unheard
+  bool set_wake(std::function<void()> wake) {
     std::lock_guard const lock(mutex_);
+    bool const is_first = !wake_;
     wake_ = std::move(wake);
+    return is_first;
   }
 
  private:
@@ -114,7 +117,7 @@ class RingFetcher final : public RowFetcher {
   }
   bool answer_peers() override { return false; }  // Fetch::poll() does.
   void wake_on_change(std::function<void()> const& wake) override {
-    doorbell_->set_wake(wake);
+    if (doorbell_->set_wake(wake)) wake();
     if (leave_ != nullptr && !std::exchange(is_leave_armed_, true)) group_->on_done(*leave_, wake);
     if (group_ == nullptr) return;
     if (auto const status = group_->monitor().health(); !status.ok()) throw base::OperationError(status);

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headway.cli.built_programs import program_path
 from other_processes import wait_until_ended
 
 from benchmarks.harness.errors import BenchmarkError
@@ -131,6 +132,17 @@ def test_sequence_balance_plans_and_replays(tmp_path: Path) -> None:
             assert point["idle_samples"] == 0
             unbalanced = points[0 if point["params"]["ranks"] == 2 else 5]
             assert point["planned_idle"] <= unbalanced["planned_idle"] and point["ratio"] > 0
+
+
+@pytest.mark.skipif(not program_path("headway_serve").exists(), reason="headway_serve is not built")
+def test_serving_finds_the_highest_rate_of_each_system(tmp_path: Path) -> None:
+    small = ("--divide-rows", "100000", "--rows", "4", "--max-rows", "16", "--seconds", "1", "--rounds", "1")
+    options = ("--ranks", "2", "--systems", "ring 1", "pairwise", "--settings", "balanced", *small)
+    ring, pairwise = run_benchmark("serving", tmp_path, *options, plots=False)
+    assert (ring["system"], pairwise["system"]) == ("ring 1", "pairwise")
+    assert ring["ratio"] == 1 and pairwise["ratio"] > 0
+    for point in (ring, pairwise):
+        assert point["rate"] > 0 and 0 < point["p50_ms"] <= point["p99_ms"] <= 60
 
 
 def test_prioritized_updates_compares_both_schedules(tmp_path: Path) -> None:
