@@ -12,6 +12,8 @@
 #include "metrics_server.hpp"
 #include "program_options.hpp"
 
+#include <sys/resource.h>
+
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -126,6 +128,7 @@ class Connector {
 
   /// Follows new versions, and reconnects the engine whenever it has lost a rank, until `stop` is requested.
   void keep(Engine& engine, FrontServer& front, std::stop_token const& stop) {
+    setpriority(PRIO_PROCESS, 0, 19);  // This thread's: loading a version must not slow requests down.
     while (!stop.stop_requested()) {
       if (!is_ring_) versions_.run(engine, group_.get(), stop);
       if (!engine.wait_for_loss(stop)) return;
