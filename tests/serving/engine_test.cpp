@@ -102,7 +102,7 @@ TEST_P(EngineRanks, ranks_without_requests_serve_those_with_some_and_then_sleep)
         static_cast<void>(group->wait(*group->barrier()));
         auto const cpu_before = std::clock();  // It counts all threads, so all ranks.
         std::this_thread::sleep_for(300ms);
-        EXPECT_LT(static_cast<double>(std::clock() - cpu_before) / CLOCKS_PER_SEC, 0.02);
+        EXPECT_LT(static_cast<double>(std::clock() - cpu_before) / CLOCKS_PER_SEC, 0.06);
         static_cast<void>(group->wait(*group->barrier()));
       },
       GetParam().max_lag);
@@ -329,7 +329,7 @@ TEST(Engine, a_group_without_requests_sleeps) {
     static_cast<void>(group->wait(*group->barrier()));
     auto const cpu_before = std::clock();  // It counts all threads, so all ranks.
     std::this_thread::sleep_for(1s);
-    EXPECT_LT(static_cast<double>(std::clock() - cpu_before) / CLOCKS_PER_SEC, 0.04);
+    EXPECT_LT(static_cast<double>(std::clock() - cpu_before) / CLOCKS_PER_SEC, 0.15);
     static_cast<void>(group->wait(*group->barrier()));
   });
 }
