@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -27,5 +28,13 @@ struct Inputs {
 /// Copies features, which may be freed afterwards.
 /// @throws base::UsageError if lengths do not add up to the ids
 [[nodiscard]] Inputs join(BatchDevice& device, std::span<Feature const> features);
+
+/// Copies features by their merged table.
+/// @param merged_of merged table of each table id
+/// @returns (num_merged) the features of each merged table, in their order
+/// @throws base::UsageError as join(), or if a feature names a table that is not there
+[[nodiscard]] std::vector<Inputs> join_by_table(BatchDevice& device, std::span<Feature const> features,
+                                                std::map<std::uint32_t, std::size_t> const& merged_of,
+                                                std::size_t num_merged);
 
 }  // namespace headway::embedding

@@ -169,18 +169,11 @@ void PairwiseLookup::remove_version(std::uint64_t version) { versions_.erase(ver
 PairwiseLookup::BatchPtr PairwiseLookup::begin(std::uint64_t version, std::span<Feature const> features) {
   auto const found = versions_.find(version);
   base::expects(found != versions_.end(), "there is no version " + std::to_string(version) + " of the tables");
-  auto const& tables = found->second->tables;
-  std::vector<std::vector<Feature>> by_merged(tables.size());
-  for (auto const& feature : features) {
-    auto const merged = found->second->merged_of.find(feature.table);
-    base::expects(merged != found->second->merged_of.end(),
-                  "feature " + std::string(feature.name) + ": there is no table " + std::to_string(feature.table));
-    by_merged[merged->second].push_back(feature);
-  }
+  auto const& read = *found->second;
   BatchPtr batch(new Batch(unfinished_));
   batch->version = version;
-  for (auto const& of_table : by_merged) {
-    auto& lookup = batch->lookups.emplace_back(Batch::Lookup{.inputs = join(*device_, of_table), .unique = {}});
+  for (auto& inputs : join_by_table(*device_, features, read.merged_of, read.tables.size())) {
+    auto& lookup = batch->lookups.emplace_back(Batch::Lookup{.inputs = std::move(inputs), .unique = {}});
     auto [by_owner, counts] =
         device_->sort_by_owner(device_->deduplicate(lookup.inputs.keys()), static_cast<std::uint32_t>(size_));
     lookup.unique = std::move(by_owner);

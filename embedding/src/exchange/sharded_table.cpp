@@ -132,18 +132,12 @@ bool ShardedTable::may_repeat() const {
 
 std::unique_ptr<ShardedTable::Batch> ShardedTable::begin(std::span<Feature const> features,
                                                          BatchOptions const& options) {
-  std::vector<std::vector<Feature>> by_merged(tables_.size());
-  for (auto const& feature : features) {
-    auto const found = merged_of_.find(feature.table);
-    base::expects(found != merged_of_.end(),
-                  "feature " + std::string(feature.name) + ": there is no table " + std::to_string(feature.table));
-    by_merged[found->second].push_back(feature);
-  }
   std::unique_ptr<Batch> batch(new Batch());
   auto& state = *batch->state_;
   state.options = options;
-  for (auto const& of_table : by_merged)
-    state.lookups.push_back({.inputs = join(*options_.device, of_table), .unique = {}});
+  for (auto& inputs : join_by_table(*options_.device, features, merged_of_, tables_.size())) {
+    state.lookups.push_back({.inputs = std::move(inputs), .unique = {}});
+  }
   start(*batch);
   return batch;
 }
