@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "headway/base/status.hpp"
+#include "departure.hpp"
 #include "headway/serving/row_fetcher.hpp"
 
 #include <utility>
@@ -13,7 +13,7 @@ using embedding::PairwiseLookup;
 class PairwiseFetcher final : public RowFetcher {
  public:
   PairwiseFetcher(std::shared_ptr<comm::Group> group, std::shared_ptr<base::ThreadPool> thread_pool)
-      : group_(std::move(group)), lookup_(group_.get(), std::move(thread_pool)) {}
+      : group_(std::move(group)), lookup_(group_.get(), std::move(thread_pool)), departure_(group_) {}
 
   [[nodiscard]] int rank() const override { return group_ == nullptr ? 0 : group_->rank(); }
   [[nodiscard]] int size() const override { return group_ == nullptr ? 1 : group_->size(); }
@@ -28,15 +28,9 @@ class PairwiseFetcher final : public RowFetcher {
   bool answer_peers() override { return lookup_.answer() > 0; }
   void wake_on_change(std::function<void()> const& wake) override {
     lookup_.wake_on_arrival(unfinished_, wake);
-    if (leave_ != nullptr && !std::exchange(is_leave_armed_, true)) group_->on_done(*leave_, wake);
+    departure_.wake_on_change(wake);
   }
-  [[nodiscard]] bool leave() override {
-    if (group_ == nullptr || group_->size() == 1) return true;
-    if (leave_ == nullptr) leave_ = group_->barrier();
-    if (!group_->test(*leave_)) return false;
-    if (auto const status = leave_->status(); !status.ok()) throw base::OperationError(status);
-    return true;
-  }
+  [[nodiscard]] bool leave() override { return departure_.leave(); }
 
  private:
   class PairwiseFetch final : public Fetch {
@@ -66,8 +60,7 @@ class PairwiseFetcher final : public RowFetcher {
   std::shared_ptr<comm::Group> group_;
   PairwiseLookup lookup_;
   std::vector<PairwiseLookup::Batch*> unfinished_;
-  comm::OperationPtr leave_;
-  bool is_leave_armed_ = false;
+  Departure departure_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 // Invariants: all ranks begin as many batches, one exchange of keys for each. Embeddings are sent in that order.
 //   Callbacks run on a thread of the group. They share `Doorbell` with the fetcher, which may be destroyed first.
 
+#include "departure.hpp"
 #include "headway/base/status.hpp"
 #include "headway/embedding/group_exchanger.hpp"
 #include "headway/embedding/sharded_table.hpp"
@@ -64,7 +65,7 @@ class Doorbell {
 class RingFetcher final : public RowFetcher {
  public:
   RingFetcher(std::shared_ptr<comm::Group> group, std::shared_ptr<base::ThreadPool> thread_pool, std::size_t key_room)
-      : group_(std::move(group)), thread_pool_(std::move(thread_pool)), key_room_(key_room) {
+      : group_(std::move(group)), thread_pool_(std::move(thread_pool)), key_room_(key_room), departure_(group_) {
     if (group_ == nullptr) return;
     base::expects(group_->options().num_channels >= 2, "a ring needs a group with two channels");
     group_->monitor().on_peer_ahead(kKeyChannel,
@@ -118,17 +119,11 @@ class RingFetcher final : public RowFetcher {
   bool answer_peers() override { return false; }  // Fetch::poll() does.
   void wake_on_change(std::function<void()> const& wake) override {
     if (doorbell_->set_wake(wake)) wake();
-    if (leave_ != nullptr && !std::exchange(is_leave_armed_, true)) group_->on_done(*leave_, wake);
+    departure_.wake_on_change(wake);
     if (group_ == nullptr) return;
     if (auto const status = group_->monitor().health(); !status.ok()) throw base::OperationError(status);
   }
-  [[nodiscard]] bool leave() override {
-    if (group_ == nullptr || group_->size() == 1) return true;
-    if (leave_ == nullptr) leave_ = group_->barrier();
-    if (!group_->test(*leave_)) return false;
-    if (auto const status = leave_->status(); !status.ok()) throw base::OperationError(status);
-    return true;
-  }
+  [[nodiscard]] bool leave() override { return departure_.leave(); }
 
  private:
   class RingFetch final : public Fetch {
@@ -151,8 +146,8 @@ class RingFetcher final : public RowFetcher {
   std::unique_ptr<embedding::ShardedTable> tables_;
   embedding::GroupExchanger const* exchanger_ = nullptr;  ///< Exchanges keys; `tables_` owns it.
   std::uint64_t version_ = 0;
-  comm::OperationPtr leave_, loss_;
-  bool is_leave_armed_ = false;
+  Departure departure_;
+  comm::OperationPtr loss_;
 };
 
 }  // namespace
