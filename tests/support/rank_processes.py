@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -97,12 +98,17 @@ def run_ranks(
         arguments: further arguments of ``function``.
         limit_s: a rank without a result after this time is an error; all ranks are then killed.
         may_die: a rank that ends without a result or an exception gives ``DIED`` instead of failing the test.
-        start_method: "spawn" for ranks that use CUDA, which a forked child cannot use.
+        start_method: "spawn" for ranks that use CUDA, which a forked child cannot use. "fork" becomes "forkserver" once
+            this process has run a backward pass, because no forked child could then run one. Functions that cannot be
+            pickled are still forked.
         group: keyword arguments of ``join_group()``.
     Raises:
         RankError: a rank raised, or died without ``may_die``, or ran out of time.
     """
     deadline = time.monotonic() + limit_s
+    if start_method == "fork" and not _children_can_run_backward() and _can_be_pickled((function, arguments)):
+        multiprocessing.set_forkserver_preload(["torch", "headway", __name__])
+        start_method = "forkserver"
     with tempfile.TemporaryDirectory() as folder:
         settings = (function, size, folder, arguments, group)
         ranks = start_processes(_run, settings, nprocs=size, join=False, start_method=start_method)
@@ -115,6 +121,30 @@ def run_ranks(
             for process in ranks.processes:
                 process.kill()
                 process.join()
+
+
+def _children_can_run_backward() -> bool:
+    """Whether a forked child can run a backward pass. Autograd refuses one after a pass in the parent.
+
+    Inductor runs backward passes too, when it compiles its first model.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def _run(
