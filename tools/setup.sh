@@ -106,8 +106,8 @@ install_optional_packages() {
   command -v spin >/dev/null || want "the model check of bounded lag is skipped" spin
   command -v mpicxx >/dev/null || want "no comparison with MPI" libopenmpi-dev openmpi-bin
   [ -e /usr/include/infiniband/verbs.h ] || want "transport verbs (RDMA) is not built" libibverbs-dev
-  [ -e /usr/include/nlohmann/json.hpp ] && command -v grpc_cpp_plugin >/dev/null && pkg-config --exists grpc++ ||
-    want "headway serve and headway load are not built" nlohmann-json3-dev libgrpc++-dev protobuf-compiler-grpc pkg-config
+  [ -e /usr/include/nlohmann/json.hpp ] && command -v grpc_cpp_plugin >/dev/null && pkg-config --exists grpc++ protobuf ||
+    want "headway serve and headway load are not built" nlohmann-json3-dev libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc pkg-config
   [ -e /usr/include/prometheus/exposer.h ] || want "headway serve has no metrics" prometheus-cpp-dev
 }
 

@@ -399,7 +399,8 @@ def _find_headway(error: object) -> Finding:
 def _find_server() -> Finding:
     if program_path("headway_serve").exists():
         return Finding(name="headway serve", value="is built")
-    fix = "to serve models: apt install libgrpc++-dev protobuf-compiler-grpc nlohmann-json3-dev, then build again"
+    packages = "libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc nlohmann-json3-dev"
+    fix = f"to serve models: apt install {packages}, then build again"
     return Finding(name="headway serve", level=Level.NOTE, value="is not built, as gRPC was not found", fix=fix)
 
 
