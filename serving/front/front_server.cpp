@@ -49,7 +49,7 @@ class FrontServer::Service final : public inference::GRPCInferenceService::Callb
   Service(Engine& engine, FrontOptions options) : engine_(engine), options_(std::move(options)) {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(options_.address, grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(options_.address, server_credentials(options_.tls), &port_);
     builder.RegisterService(this);
     builder.SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port that is taken is an error.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "credentials.hpp"
 #include "headway/serving/engine.hpp"
 
 #include <chrono>
@@ -15,6 +16,7 @@ struct FrontOptions {
   std::string model_name = "model";
   std::chrono::milliseconds default_timeout{10'000};  ///< Time limit of requests without a deadline.
   std::size_t max_message_bytes = std::size_t{64} << 20;
+  TlsFiles tls{};
 };
 
 /// Speaks the Open Inference Protocol over gRPC, and grpc.health.v1, for one engine.

@@ -2,6 +2,7 @@
 
 // A rank that serves a package: `headway serve` starts one for each rank.
 
+#include "batch_trace.hpp"
 #include "compiled_model.hpp"
 #include "front_server.hpp"
 #include "headway/base/log.hpp"
@@ -46,6 +47,9 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
   --model-threads N     threads of the dense part (default: 1)
   --metrics HOST:PORT   where Prometheus finds the counters of this rank (default: nowhere)
+  --tls-certificate FILE, --tls-key FILE   encrypt connections; files in PEM format
+  --tls-client-ca FILE  clients need a certificate that one of these has signed
+  --trace FILE          write the last batches there for Perfetto, as FILE.rankR, at the end and on SIGUSR1
   --timeout MS          time limit of requests without a deadline (default: 10000)
   --key-delay US        for benchmarks: mean of a random time before the keys of a batch are known (default: 0)
 )";
@@ -53,6 +57,7 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
 struct Arguments {
   std::filesystem::path package, store;
   std::string group = "serving", metrics;
+  std::filesystem::path trace;
   int rank = 0, size = 1, model_threads = 1, max_lag = 2;
   bool is_ring = false;
   std::chrono::microseconds key_delay{0};
@@ -69,6 +74,10 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_text("--name", arguments.front.model_name);
   options.add_text("--metrics", arguments.metrics);
   options.add_text("--address", arguments.front.address);
+  options.add_path("--tls-certificate", arguments.front.tls.certificate);
+  options.add_path("--tls-key", arguments.front.tls.key);
+  options.add_path("--tls-client-ca", arguments.front.tls.authority);
+  options.add_path("--trace", arguments.trace);
   options.add_number("--rank", arguments.rank, 0);
   options.add_number("--size", arguments.size, 1);
   options.add_number("--max-rows", arguments.engine.max_rows, 1);
@@ -142,7 +151,6 @@ class Connector {
         std::this_thread::sleep_for(std::chrono::seconds(1));
         continue;
       }
-      while (!engine.is_ready() && !stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       front.update_health();
     }
   }
@@ -164,18 +172,19 @@ LoadedVersion load(std::filesystem::path const& package, Arguments const& argume
           .tables = std::move(tables)};
 }
 
-/// Signals that end the server. They are blocked in all threads.
+/// SIGTERM and SIGINT end the server, and SIGUSR1 writes a trace. They are blocked in all threads.
 sigset_t block_signals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGUSR1);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   return signals;
 }
 
-/// Has one of the signals come?
-bool is_pending(sigset_t const& signals) {
+/// Has a signal come that ends the server?
+bool must_end(sigset_t const& signals) {
   sigset_t pending;
   sigpending(&pending);
   return (sigismember(&signals, SIGTERM) == 1 && sigismember(&pending, SIGTERM) == 1) ||
@@ -185,7 +194,7 @@ bool is_pending(sigset_t const& signals) {
 void serve(Arguments arguments, sigset_t const& signals) {
   VersionKeeper versions(arguments.package, [&](auto const& folder) { return load(folder, arguments); });
   Connector connector(arguments, versions);
-  auto fetcher = connector.connect([&] { return !is_pending(signals); });
+  auto fetcher = connector.connect([&] { return !must_end(signals); });
   if (fetcher == nullptr) return;
   auto const model = versions.current().model;
   if (arguments.key_delay.count() > 0) {
@@ -195,6 +204,19 @@ void serve(Arguments arguments, sigset_t const& signals) {
           return std::chrono::nanoseconds(std::chrono::microseconds(draw(random)));
         };
   }
+  BatchTrace trace(arguments.rank);
+  auto const write_trace = [&] {
+    if (arguments.trace.empty()) return;
+    auto const path = path_of_rank(arguments.trace, arguments.rank);
+    try {
+      trace.write(path);
+    } catch (base::SystemError const& error) {
+      base::log(base::LogLevel::kWarning, "serving", arguments.rank, error.what());
+    }
+  };
+  if (!arguments.trace.empty()) {
+    arguments.engine.on_batch = [&trace](BatchRecord const& batch) { trace.add(batch); };
+  }
   Engine engine(model, std::move(fetcher), arguments.engine);
   FrontServer front(engine, arguments.front);
   std::optional<MetricsServer> metrics;
@@ -203,13 +225,16 @@ void serve(Arguments arguments, sigset_t const& signals) {
               model->manifest().version.c_str(), arguments.front.model_name.c_str(), front.port());
   std::fflush(stdout);
   std::jthread keeper([&](std::stop_token const& stop) { connector.keep(engine, front, stop); });
-  int signal = 0;
-  sigwait(&signals, &signal);
+  for (int signal = 0; signal != SIGTERM && signal != SIGINT;) {
+    sigwait(&signals, &signal);
+    if (signal == SIGUSR1) write_trace();
+  }
   keeper.request_stop();
   keeper.join();
   engine.refuse_new();
   front.update_health();
   engine.drain();
+  write_trace();
 }
 
 }  // namespace

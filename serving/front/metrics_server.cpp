@@ -12,6 +12,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,11 @@ class EngineMetrics final : public prometheus::Collectable {
     auto& stages = add(families, "stage_seconds", "Time of answered requests by stage.", MetricType::Histogram);
     for (std::size_t i = 0; i < kNumStages; ++i) {
       add(stages, "stage", kStages[i]).histogram = histogram_of(statistics.stages[i]);
+    }
+    auto& waits = add(families, "peer_wait_seconds", "Time from the keys of a batch to the rows of another rank.",
+                      MetricType::Histogram);
+    for (auto const& [rank, histogram] : statistics.peer_waits) {
+      add(waits, "peer", std::to_string(rank)).histogram = histogram_of(histogram);
     }
     add_number(families, "batches_total", "Batches that were answered.", MetricType::Counter, statistics.batches);
     add_number(families, "batch_rows_total", "Rows of these batches.", MetricType::Counter, statistics.rows);

@@ -23,6 +23,8 @@ constexpr char const* kUsage = R"(usage: headway_load --package FOLDER [option..
   --package FOLDER   the package that is served, for the names of its features
   --address A,B      addresses of the ranks, which take turns (default: 127.0.0.1:8001)
   --name NAME        of the model (default: model)
+  --tls-ca FILE      encrypt connections; who signs the servers' certificates, in PEM format
+  --tls-certificate FILE, --tls-key FILE   of this client, if servers want them
   --rate R           requests a second of an open loop, at random times (default: 100)
   --clients N        closed loop instead: N clients that wait for their replies
   --seconds S        time that is measured (default: 10)
@@ -59,6 +61,9 @@ Arguments parse(std::vector<std::string> const& words) {
     std::istringstream all(value);
     for (std::string address; std::getline(all, address, ',');) arguments.load.addresses.push_back(address);
   });
+  options.add_path("--tls-ca", arguments.load.tls.authority);
+  options.add_path("--tls-certificate", arguments.load.tls.certificate);
+  options.add_path("--tls-key", arguments.load.tls.key);
   options.add_real("--rate", arguments.load.requests_per_s);
   options.add_number("--clients", arguments.clients, 1);
   options.add_number("--seconds", arguments.seconds, 1);

@@ -61,7 +61,7 @@ class Generator {
       arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // A connection for each address, also if they repeat.
       arguments.SetMaxReceiveMessageSize(-1);
       stubs_.push_back(GRPCInferenceService::NewStub(
-          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
+          grpc::CreateCustomChannel(address, client_credentials(options.tls), arguments)));
     }
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "credentials.hpp"
 #include "headway/serving/latency_histogram.hpp"
 #include "open_inference.pb.h"
 
@@ -23,6 +24,7 @@ struct LoadOptions {
   std::chrono::milliseconds duration{10'000};  ///< Time after the warm-up in which requests are due.
   std::chrono::milliseconds timeout{1000};     ///< Deadline of a request, from when it was due.
   std::uint64_t seed = 1;                      ///< Decides the times.
+  TlsFiles tls{};
 };
 
 /// Outcomes of the requests that were due in LoadOptions::duration.

@@ -48,6 +48,11 @@ class PairwiseFetcher final : public RowFetcher {
       return true;
     }
     [[nodiscard]] int missing_rank() const override { return fetcher_.lookup_.missing_rank(*batch_); }
+    [[nodiscard]] std::vector<Arrival> arrivals() const override {
+      std::vector<Arrival> arrivals;
+      for (auto const& [rank, time] : fetcher_.lookup_.arrivals(*batch_)) arrivals.push_back({rank, time});
+      return arrivals;
+    }
     void expand(std::size_t merged, std::span<float> out) override { fetcher_.lookup_.expand(*batch_, merged, out); }
 
    private:

@@ -124,6 +124,7 @@ class PairwiseLookup::Batch {
     Block<std::byte> bytes;
     comm::OperationPtr receive;  ///< Null once they are here.
     bool is_woken = false;
+    std::chrono::steady_clock::time_point arrived{};  ///< When poll() has found them.
   };
 
   std::uint64_t version = 0;
@@ -232,6 +233,7 @@ bool PairwiseLookup::poll(Batch& batch) {
     }
     expect_ok(*answer.receive);
     answer.receive = nullptr;
+    answer.arrived = std::chrono::steady_clock::now();
     if (answer.bytes.span[0] == std::byte{0}) {
       throw VersionMissing("rank " + std::to_string(answer.rank) + " has no version " + std::to_string(batch.version));
     }
@@ -279,6 +281,14 @@ void PairwiseLookup::read_rows(ReadTable const& table, Keys const& keys, std::sp
 int PairwiseLookup::missing_rank(Batch const& batch) const {
   auto const found = std::ranges::find_if(batch.answers, [](auto const& each) { return each.receive != nullptr; });
   return found == batch.answers.end() ? -1 : found->rank;
+}
+
+std::map<int, std::chrono::steady_clock::time_point> PairwiseLookup::arrivals(Batch const& batch) const {
+  std::map<int, std::chrono::steady_clock::time_point> arrivals;
+  for (auto const& answer : batch.answers) {
+    if (answer.receive == nullptr) arrivals.emplace(answer.rank, answer.arrived);
+  }
+  return arrivals;
 }
 
 std::size_t PairwiseLookup::num_bags(Batch const& batch, std::size_t merged) const {

@@ -31,6 +31,10 @@ _PASSED_ON = {
     "--max-lag": ("K", "with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)"),
     "--max-queued-rows": ("N", "items of a rank that may wait; more are refused (default: 65536)"),
     "--model-threads": ("N", "threads of the dense part of a rank (default: 1)"),
+    "--tls-certificate": ("FILE", "encrypts connections; in PEM format, as the files of the next options"),
+    "--tls-key": ("FILE", "key of the certificate"),
+    "--tls-client-ca": ("FILE", "clients need a certificate that one of these has signed"),
+    "--trace": ("FILE", "gets the last batches for Perfetto, as FILE.rankR, at the end and on SIGUSR1"),
     "--timeout": ("MS", "time limit of requests without a deadline (default: 10000)"),
     "--key-delay": ("US", "for benchmarks: mean of a random time before the keys of a batch are known"),
 }
@@ -109,6 +113,7 @@ class _Ranks:
         """Runs until a signal ends it, or a rank cannot be served. Returns the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
+        signal.signal(signal.SIGUSR1, self._pass_on)
         for rank in range(self._size):
             self._start(rank)
         status = 0
@@ -136,6 +141,10 @@ class _Ranks:
                 del self._processes[rank]
                 return rank, process.returncode
         return self._wait()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        for process in self._processes.values():
+            process.send_signal(number)
 
     def _end(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
         self._is_ending.set()

@@ -249,19 +249,95 @@ def test_a_wrong_command_line_is_one_line() -> None:
         assert done.stderr == f"headway_serve: {error} (see headway_serve --help)\n"
 
 
+def sign(folder: Path, name: str, authority: str | None = None) -> None:
+    """Makes a key, and a certificate for this host that ``authority`` signs; by default itself."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}", "-days", "2"]
+    if authority is not None:
+        command += ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"]
+        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates, and is not installed")
+def test_only_clients_with_a_certificate_are_served_over_tls(
+    package: Path, tmp_path: Path, predictor: Predictor
+) -> None:
+    for name, authority in (("ca", None), ("server", "ca"), ("client", "ca"), ("stranger", None)):
+        sign(tmp_path, name, authority)
+    file = {name: str(tmp_path / name) for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")}
+    options = ["--tls-certificate", file["server.pem"], "--tls-key", file["server.key"]]
+    with serve(package, tmp_path, *options, "--tls-client-ca", file["ca.pem"]) as server:
+        address = f"localhost:{server.port}"
+
+        def ask(name: str, ca: str = file["ca.pem"]) -> torch.Tensor:
+            key, certificate = str(tmp_path / f"{name}.key"), str(tmp_path / f"{name}.pem")
+            client = triton.InferenceServerClient(
+                address, ssl=True, root_certificates=ca, private_key=key, certificate_chain=certificate
+            )
+            return predict(client, GOOD, timeout_s=5)["logits"]
+
+        assert torch.equal(ask("client"), predictor.predict(GOOD, bucket=Bucket(16))["logits"])
+        for refused in (lambda: ask("stranger"), lambda: ask("client", ca=str(tmp_path / "stranger.pem"))):
+            with pytest.raises(triton.InferenceServerException):
+                refused()
+        with pytest.raises(triton.InferenceServerException):  # Without TLS.
+            predict(server.clients[0], GOOD, timeout_s=5)
+        load = [sys.executable, "-m", "headway_launcher", "load", "--package", str(package), "--address", address]
+        load += ["--rows", "1:8", "--seconds", "1", "--warmup", "100", "--tls-ca", file["ca.pem"]]
+        load += ["--tls-certificate", file["client.pem"], "--tls-key", file["client.key"]]
+        done = subprocess.run(load, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "\nOK: " in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wrong_file_for_tls_is_named(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no certificate")
+    for options, error in (
+        (["--tls-certificate", "a.pem"], "TLS needs a certificate and its key"),
+        (["--tls-client-ca", "a.pem"], "certificates of clients are checked with TLS: it needs a certificate"),
+        (["--tls-certificate", "text", "--tls-key", "nowhere.key"], "nowhere.key"),
+        (["--tls-certificate", "text", "--tls-key", "text"], "text is not a PEM file"),
+    ):
+        command = [str(program_path("headway_serve")), "--package", str(package), "--address", "127.0.0.1:0", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        assert done.returncode in (1, 2) and error in done.stderr, done.stderr
+
+
+def test_a_trace_shows_batches_of_all_ranks(package: Path, tmp_path: Path) -> None:
+    with serve(package, tmp_path, "--trace", str(tmp_path / "trace.json"), ranks=RANKS) as server:
+        for _ in range(3):
+            for client in server.clients:
+                predict(client, request_of(torch.arange(16)))
+        server.process.send_signal(signal.SIGUSR1)
+        files = [tmp_path / f"trace.rank{rank}.json" for rank in range(RANKS)]
+        ends = time.monotonic() + 20
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        for _ in range(2):
+            predict(server.clients[0], request_of(torch.arange(16)))
+        assert server.stop() == 0
+    for rank, (file, batches) in enumerate(zip(files, (5, 3), strict=True)):
+        events = json.loads(file.read_text())["traceEvents"]
+        assert sum(event["name"].startswith("batch ") for event in events if event["ph"] == "X") == batches
+        assert sum(event["name"] == f"rows of rank {1 - rank}" for event in events) == batches
+        assert {event["pid"] for event in events} == {rank}
+
+
 @pytest.mark.skipif(not Path("/usr/include/prometheus/exposer.h").exists(), reason="prometheus-cpp is not installed")
 def test_prometheus_sees_what_a_rank_did(package: Path, tmp_path: Path) -> None:
-    with serve(package, tmp_path, has_metrics=True) as server:
+    with serve(package, tmp_path, ranks=RANKS, has_metrics=True) as server:
         for _ in range(3):
-            predict(server.clients[0], GOOD)
+            predict(server.clients[0], request_of(torch.tensor([1, 2, 3, 4])))
         with pytest.raises(triton.InferenceServerException):
             predict(server.clients[0], request_of(torch.arange(17)))
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port + 1}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port + RANKS}/metrics", timeout=20) as reply:
             lines = reply.read().decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values['headway_serving_requests_total{outcome="answered"}']) == 3
     assert float(values['headway_serving_requests_total{outcome="invalid"}']) == 1
-    assert float(values["headway_serving_batch_rows_total"]) == 6
+    assert float(values["headway_serving_batch_rows_total"]) == 12
+    assert float(values['headway_serving_peer_wait_seconds_count{peer="1"}']) == 3
     assert float(values["headway_serving_ready"]) == 1
     assert float(values['headway_serving_version_info{version="v1"}']) == 1
     assert float(values['headway_serving_stage_seconds_count{stage="dense"}']) == 3

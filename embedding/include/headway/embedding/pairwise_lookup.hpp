@@ -8,6 +8,7 @@
 #include "headway/embedding/features.hpp"
 #include "headway/embedding/table.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -71,6 +72,8 @@ class PairwiseLookup {
   [[nodiscard]] bool poll(Batch& batch);
   /// Rank that has not answered; -1: all have.
   [[nodiscard]] int missing_rank(Batch const& batch) const;
+  /// When poll() has found the answers of each rank that was asked, by rank.
+  [[nodiscard]] std::map<int, std::chrono::steady_clock::time_point> arrivals(Batch const& batch) const;
   /// Bags of the features of merged table `merged`, an index into the tables of the version.
   [[nodiscard]] std::size_t num_bags(Batch const& batch, std::size_t merged) const;
   /// Writes the embeddings of all bags of the features of a merged table, in the order of the features: the sum or mean

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/serving/batch_record.hpp"
 #include "headway/serving/latency_histogram.hpp"
 #include "headway/serving/request.hpp"
 #include "headway/serving/row_fetcher.hpp"
@@ -11,14 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 namespace headway::serving {
-
-using Clock = std::chrono::steady_clock;
 
 struct EngineOptions {
   std::size_t max_rows = 512;                ///< Most items of a batch. The largest bucket is a limit, too.
@@ -29,6 +29,8 @@ struct EngineOptions {
   std::size_t max_queued_bytes = std::size_t{256} << 20;
   /// For benchmarks: time until the keys of a batch are known, as if a service had to be asked for features.
   std::function<std::chrono::nanoseconds()> delay_before_keys{};
+  /// Called on the thread of the loop after each batch that was answered. It must be quick, and not throw.
+  std::function<void(BatchRecord const&)> on_batch{};
 };
 
 /// Stages of a request, in their order. `kEngine` is what is left of its time.
@@ -40,7 +42,9 @@ struct EngineStatistics {
   std::array<std::uint64_t, kNumOutcomes> requests{};  ///< By Outcome.
   std::array<LatencyHistogram, kNumStages> stages{};   ///< By Stage, of answered requests.
   std::uint64_t batches = 0, rows = 0;                 ///< Rows of answered batches.
-  std::size_t queued_rows = 0;                         ///< Now.
+  /// By rank: time from the keys of a batch to the rows of another rank.
+  std::map<int, LatencyHistogram> peer_waits{};
+  std::size_t queued_rows = 0;  ///< Now.
 };
 
 /// Serves one rank: batches requests, fetches rows from their owners, runs the dense part and replies. engine.cpp
@@ -78,7 +82,8 @@ class Engine {
   /// Removes a version that no rank has a batch of.
   void remove_model(std::uint64_t number);
 
-  /// Goes on after the loss of a rank, with a new group. Until then requests are refused.
+  /// Goes on after the loss of a rank, with a new group. Until then requests are refused. From the return of this call
+  /// on they are taken again.
   /// @param model takes the place of all others
   /// @param fetcher has the version of the model
   /// @throws base::UsageError if no rank was lost

@@ -5,6 +5,7 @@
 #include "headway/comm/group.hpp"
 #include "headway/embedding/features.hpp"
 #include "headway/embedding/pairwise_lookup.hpp"
+#include "headway/serving/batch_record.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,8 @@ class RowFetcher {
     [[nodiscard]] virtual bool poll() = 0;
     /// Rank whose rows have not come; -1: none, or not known.
     [[nodiscard]] virtual int missing_rank() const = 0;
+    /// When the rows of each rank that was asked were here, after poll() has returned true; empty if it is not known.
+    [[nodiscard]] virtual std::vector<Arrival> arrivals() const { return {}; }
     /// After poll() has returned true. See embedding::PairwiseLookup::expand().
     virtual void expand(std::size_t merged, std::span<float> out) = 0;
   };
