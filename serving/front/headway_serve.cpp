@@ -46,6 +46,7 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --max-lag K           with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
   --model-threads N     threads of the dense part (default: 1)
+  --cuda-device I       index of the device for packages that are compiled for CUDA (default: 0)
   --metrics HOST:PORT   where Prometheus finds the counters of this rank (default: nowhere)
   --tls-certificate FILE, --tls-key FILE   encrypt connections; files in PEM format
   --tls-client-ca FILE  clients need a certificate that one of these has signed
@@ -58,7 +59,7 @@ struct Arguments {
   std::filesystem::path package, store;
   std::string group = "serving", metrics;
   std::filesystem::path trace;
-  int rank = 0, size = 1, model_threads = 1, max_lag = 2;
+  int rank = 0, size = 1, model_threads = 1, max_lag = 2, cuda_device = 0;
   bool is_ring = false;
   std::chrono::microseconds key_delay{0};
   EngineOptions engine{.batch_delay = std::chrono::microseconds(1000)};
@@ -87,6 +88,7 @@ Arguments parse(std::vector<std::string> const& words) {
     arguments.is_ring = value == "ring";
   });
   options.add_number("--max-lag", arguments.max_lag, 0);
+  options.add_number("--cuda-device", arguments.cuda_device, 0);
   options.add_number("--model-threads", arguments.model_threads, 1);
   options.add_duration("--batch-delay", arguments.engine.batch_delay, 0);
   options.add_duration("--timeout", arguments.front.default_timeout, 1);
@@ -166,7 +168,7 @@ LoadedVersion load(std::filesystem::path const& package, Arguments const& argume
   auto const folder = std::filesystem::weakly_canonical(package);
   auto manifest = read_package(folder);
   auto tables = read_tables(manifest, folder, arguments.rank, arguments.size, nullptr);
-  auto dense = load_compiled_model(manifest, folder, arguments.model_threads);
+  auto dense = load_compiled_model(manifest, folder, arguments.model_threads, arguments.cuda_device);
   return {.folder = folder,
           .model = std::make_shared<ServedModel>(std::move(manifest), std::move(dense)),
           .tables = std::move(tables)};

@@ -6,6 +6,7 @@
 #include "headway/serving/package.hpp"
 #include "load_generator.hpp"
 #include "program_options.hpp"
+#include "request_log.hpp"
 #include "request_source.hpp"
 
 #include <nlohmann/json.hpp>
@@ -30,7 +31,10 @@ constexpr char const* kUsage = R"(usage: headway_load --package FOLDER [option..
   --seconds S        time that is measured (default: 10)
   --warmup MS        time before it (default: 1000)
   --timeout MS       deadline of a request, from when it was due (default: 1000)
-  --rows N[:M]       items of a request, uniform from N to M (default: 64)
+  --log FILE         requests of a log instead of drawn ones, at their own times unless --rate or --clients is given;
+                     request_log.hpp has its format
+  --speed X          plays the log X times as fast (default: 1)
+  --rows N[:M][,...] items of a request: from N to M, or one of a list; each number is as likely (default: 64)
   --users N          users of a request, for models that have some (default: 1)
   --history N        mean length of a sequence (default: 50)
   --list N           ids of a list of a feature that is pooled (default: 1)
@@ -42,13 +46,33 @@ constexpr char const* kUsage = R"(usage: headway_load --package FOLDER [option..
 )";
 
 struct Arguments {
-  std::filesystem::path package, json;
+  std::filesystem::path package, json, log;
   std::string name = "model";
   RequestLaw law;
   LoadOptions load{.addresses = {"127.0.0.1:8001"}};
   std::size_t distinct = 1000, clients = 0;
+  double speed = 1, rate = 0;
   std::int64_t seconds = 10;
 };
+
+/// Parses `N`, `N:M`, or several of them behind commas.
+std::vector<std::size_t> parse_rows(std::string const& value) {
+  std::vector<std::size_t> rows;
+  std::istringstream all(value);
+  for (std::string range; std::getline(all, range, ',');) {
+    auto const colon = range.find(':');
+    std::size_t first = 0, last = 0;
+    ProgramOptions both;
+    both.add_number("--rows", first, 1);
+    both.add_number("--most-rows", last, 1);
+    both.parse({"--rows", range.substr(0, colon), "--most-rows",
+                colon == std::string::npos ? range : range.substr(colon + 1)});
+    base::expects(first <= last && last <= 1'000'000, "--rows N:M needs N <= M <= 1000000");
+    for (auto each = first; each <= last; ++each) rows.push_back(each);
+  }
+  base::expects(!rows.empty(), "--rows needs a number");
+  return rows;
+}
 
 Arguments parse(std::vector<std::string> const& words) {
   Arguments arguments;
@@ -64,20 +88,14 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_path("--tls-ca", arguments.load.tls.authority);
   options.add_path("--tls-certificate", arguments.load.tls.certificate);
   options.add_path("--tls-key", arguments.load.tls.key);
-  options.add_real("--rate", arguments.load.requests_per_s);
+  options.add_path("--log", arguments.log);
+  options.add_real("--speed", arguments.speed);
+  options.add_real("--rate", arguments.rate);
   options.add_number("--clients", arguments.clients, 1);
   options.add_number("--seconds", arguments.seconds, 1);
   options.add_duration("--warmup", arguments.load.warmup, 0);
   options.add_duration("--timeout", arguments.load.timeout, 1);
-  options.add("--rows", [&](std::string const& value) {
-    auto const colon = value.find(':');
-    ProgramOptions both;
-    both.add_number("--rows", arguments.law.least_rows, 1);
-    both.add_number("--most-rows", arguments.law.most_rows, 1);
-    both.parse({"--rows", value.substr(0, colon), "--most-rows",
-                colon == std::string::npos ? value : value.substr(colon + 1)});
-    base::expects(arguments.law.least_rows <= arguments.law.most_rows, "--rows N:M needs N <= M");
-  });
+  options.add("--rows", [&](std::string const& value) { arguments.law.rows = parse_rows(value); });
   options.add_number("--users", arguments.law.users, 1);
   options.add_number("--history", arguments.law.history, 0);
   options.add_number("--list", arguments.law.list_length, 0);
@@ -88,19 +106,23 @@ Arguments parse(std::vector<std::string> const& words) {
   options.parse(words);
   base::expects(!arguments.package.empty(), "--package is missing");
   base::expects(!arguments.load.addresses.empty(), "--address names no rank");
+  base::expects(arguments.clients == 0 || arguments.rate == 0,
+                "--rate is of an open loop, and --clients of a closed one");
+  base::expects(arguments.speed > 0, "--speed must be above 0");
   if (arguments.clients > 0) {
     arguments.load.num_clients = arguments.clients;
     arguments.load.requests_per_s = 0;
+  } else if (arguments.rate > 0) {
+    arguments.load.requests_per_s = arguments.rate;
   }
-  base::expects(arguments.clients > 0 || arguments.load.requests_per_s > 0, "--rate must be above 0");
   arguments.load.duration = std::chrono::seconds(arguments.seconds);
   return arguments;
 }
 
 double ms(std::chrono::nanoseconds time) { return std::chrono::duration<double, std::milli>(time).count(); }
 
-nlohmann::json json_of(Arguments const& arguments, LoadResult const& result) {
-  nlohmann::json line{{"offered_per_s", arguments.load.requests_per_s},
+nlohmann::json json_of(LoadResult const& result) {
+  nlohmann::json line{{"offered_per_s", result.offered_per_s},
                       {"answered_per_s", static_cast<double>(result.answered.count()) / result.seconds},
                       {"answered_rows_per_s", static_cast<double>(result.answered_rows) / result.seconds},
                       {"seconds", result.seconds},
@@ -131,12 +153,24 @@ void print(LoadResult const& result) {
 
 void run(Arguments const& arguments) {
   auto const manifest = read_package(arguments.package);
-  RequestSource source(manifest, arguments.law, arguments.name, arguments.load.seed);
   std::vector<inference::ModelInferRequest> requests;
-  for (std::size_t i = 0; i < arguments.distinct; ++i) requests.push_back(source.next());
-  auto const result = generate_load(requests, arguments.load);
+  auto load = arguments.load;
+  if (arguments.log.empty()) {
+    RequestSource source(manifest, arguments.law, arguments.name, load.seed);
+    for (std::size_t i = 0; i < arguments.distinct; ++i) requests.push_back(source.next());
+  } else {
+    auto log = read_request_log(arguments.log, manifest, arguments.name);
+    requests = std::move(log.requests);
+    if (arguments.clients == 0 && arguments.rate == 0) {
+      base::expects(!log.times.empty(), arguments.log.string() + " has no times: --rate or --clients is needed");
+      for (auto const time : log.times) {
+        load.times.push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(time / arguments.speed));
+      }
+    }
+  }
+  auto const result = generate_load(requests, load);
   print(result);
-  if (!arguments.json.empty()) std::ofstream(arguments.json, std::ios::app) << json_of(arguments, result) << '\n';
+  if (!arguments.json.empty()) std::ofstream(arguments.json, std::ios::app) << json_of(result) << '\n';
 }
 
 }  // namespace

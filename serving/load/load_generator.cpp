@@ -66,9 +66,13 @@ class Generator {
   }
 
   LoadResult run() {
+    is_closed_ = options_.times.empty() && options_.requests_per_s <= 0;
+    result_.offered_per_s = options_.requests_per_s;
     begin_ = Clock::now() + options_.warmup;
     end_ = begin_ + options_.duration;
-    if (options_.requests_per_s > 0) {
+    if (!options_.times.empty()) {
+      replay();
+    } else if (!is_closed_) {
       run_open();
     } else {
       for (std::size_t i = 0; i < options_.num_clients; ++i) send(Clock::now());
@@ -113,6 +117,17 @@ class Generator {
     }
   }
 
+  void replay() {
+    auto const last = std::max(options_.times.back(), std::chrono::nanoseconds(1));
+    result_.offered_per_s = static_cast<double>(options_.times.size()) / std::chrono::duration<double>(last).count();
+    begin_ = Clock::now();
+    end_ = begin_ + last + std::chrono::nanoseconds(1);
+    for (auto const time : options_.times) {
+      std::this_thread::sleep_until(begin_ + time);
+      send(begin_ + time);
+    }
+  }
+
   void send(Clock::time_point due) {
     auto const now = Clock::now();
     std::size_t index;
@@ -134,7 +149,7 @@ class Generator {
     auto const now = Clock::now();
     if (call.due >= begin_ && call.due < end_) count(call, status, now);
     // The next request is sent before this one counts as ended, so that run() does not return between them.
-    if (options_.requests_per_s <= 0 && now < end_) send(now);
+    if (is_closed_ && now < end_) send(now);
   }
 
   void count(Call const& call, grpc::Status const& status, Clock::time_point now) {
@@ -158,6 +173,7 @@ class Generator {
   LoadOptions const& options_;
   Stubs stubs_;
   Clock::time_point begin_, end_, last_end_{};
+  bool is_closed_ = false;
   std::mutex mutex_;
   std::condition_variable ended_;
   std::size_t num_sent_ = 0, num_pending_ = 0;

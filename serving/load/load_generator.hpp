@@ -14,11 +14,13 @@
 
 namespace headway::serving {
 
-/// How requests are sent. Open loop: at times drawn from a seed, whatever the server does. Closed loop: a number of
-/// clients each send the next request when the one before is answered.
+/// How requests are sent. Open loop: at times drawn from a seed, or at given ones, whatever the server does. Closed
+/// loop: a number of clients each send the next request when the one before is answered.
 struct LoadOptions {
-  std::vector<std::string> addresses;          ///< Ranks, which take turns.
-  double requests_per_s = 100;                 ///< Open loop: mean rate of a Poisson process. 0: closed loop.
+  std::vector<std::string> addresses;  ///< Ranks, which take turns.
+  double requests_per_s = 100;         ///< Open loop: mean rate of a Poisson process. 0: closed loop.
+  /// Open loop: times of the requests, ascending, from the first. They replace the rate, `warmup` and `duration`.
+  std::vector<std::chrono::nanoseconds> times{};
   std::size_t num_clients = 8;                 ///< Closed loop.
   std::chrono::milliseconds warmup{1000};      ///< Requests due in it are sent, and not counted.
   std::chrono::milliseconds duration{10'000};  ///< Time after the warm-up in which requests are due.
@@ -35,6 +37,7 @@ struct LoadResult {
   std::map<std::string, std::uint64_t> errors;    ///< Some of their messages.
   std::map<std::string, std::uint64_t> versions;  ///< Answers by version of the model.
   std::uint64_t answered_rows = 0;
+  double offered_per_s = 0;    ///< Rate of an open loop; 0: closed.
   double seconds = 0;          ///< Until the last of them had ended.
   LatencyHistogram sent_late;  ///< Time from when a request was due until it was sent.
 };

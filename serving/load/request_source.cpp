@@ -1,32 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "request_source.hpp"
 
+#include "request_tensors.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 
 namespace headway::serving {
 
-namespace {
-
-template <class T>
-void add_tensor(inference::ModelInferRequest& request, std::string const& name, char const* type,
-                std::vector<std::int64_t> const& shape, std::span<T const> values) {
-  auto& input = *request.add_inputs();
-  input.set_name(name);
-  input.set_datatype(type);
-  for (auto const size : shape) input.add_shape(size);
-  request.add_raw_input_contents(values.data(), values.size_bytes());
-}
-
-}  // namespace
-
 RequestSource::RequestSource(Manifest const& manifest, RequestLaw law, std::string model_name, std::uint64_t seed)
     : manifest_(manifest),
-      law_(law),
+      law_(std::move(law)),
       model_name_(std::move(model_name)),
       random_(seed),
       zipf_scale_(std::pow(static_cast<double>(law_.num_ids) + 1, 1 - law_.zipf) - 1) {}
@@ -44,21 +31,10 @@ std::int64_t RequestSource::draw_id() {
   return static_cast<std::int64_t>(std::clamp(value, 0.0, n - 1));
 }
 
-void RequestSource::add_ids(inference::ModelInferRequest& request, std::string const& name, std::size_t count) {
-  std::vector<std::int64_t> ids(count);
-  for (auto& id : ids) id = draw_id();
-  add_tensor<std::int64_t>(request, name + ".ids", "INT64", {static_cast<std::int64_t>(count)}, ids);
-}
-
-void RequestSource::add_lengths(inference::ModelInferRequest& request, std::string const& name,
-                                std::vector<std::int32_t> const& lengths) {
-  add_tensor<std::int32_t>(request, name, "INT32", {static_cast<std::int64_t>(lengths.size())}, lengths);
-}
-
 inference::ModelInferRequest RequestSource::next() {
   inference::ModelInferRequest request;
   request.set_model_name(model_name_);
-  auto const rows = std::uniform_int_distribution<std::size_t>(law_.least_rows, law_.most_rows)(random_);
+  auto const rows = law_.rows[std::uniform_int_distribution<std::size_t>(0, law_.rows.size() - 1)(random_)];
   auto const users = manifest_.has_users() ? std::min(law_.users, rows) : 0;
   if (users > 0) {
     std::vector<std::int32_t> items(users);
@@ -81,15 +57,16 @@ inference::ModelInferRequest RequestSource::next() {
         feature.sequence == ServedFeature::kNoSequence
             ? std::vector<std::int32_t>(lists, feature.is_single ? 1 : static_cast<std::int32_t>(law_.list_length))
             : sequences[feature.sequence];
-    add_ids(request, feature.name, static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), 0)));
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(std::accumulate(lengths.begin(), lengths.end(), 0)));
+    for (auto& id : ids) id = draw_id();
+    add_ids(request, feature.name, ids);
     if (!feature.is_single) add_lengths(request, feature.name + ".lengths", lengths);
   }
   for (auto const& dense : manifest_.dense_features) {
     auto const count = dense.axis == Axis::kUser ? users : rows;
     std::vector<float> values(count * dense.width);
     for (auto& value : values) value = std::uniform_real_distribution<float>(0, 1)(random_);
-    add_tensor<float>(request, dense.name, "FP32",
-                      {static_cast<std::int64_t>(count), static_cast<std::int64_t>(dense.width)}, values);
+    add_dense(request, dense.name, values, dense.width);
   }
   return request;
 }

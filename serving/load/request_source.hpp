@@ -13,13 +13,13 @@ namespace headway::serving {
 
 /// Sizes and ids of generated requests.
 struct RequestLaw {
-  std::size_t least_rows = 64, most_rows = 64;  ///< Items of a request, uniform between them.
-  std::size_t users = 1;                        ///< For models with features of users.
-  std::size_t history = 50;                     ///< Mean length of a sequence. Lengths are uniform from 0 to twice
-                                                ///< that, or as long as the model takes.
-  std::size_t list_length = 1;                  ///< Ids of each list of a pooled feature.
-  std::uint64_t num_ids = 1'000'000;            ///< Ids of a feature are below it.
-  double zipf = 1.05;                           ///< Exponent of the law of ids; 0: uniform.
+  std::vector<std::size_t> rows{64};  ///< Items of a request; each number is as likely as the others.
+  std::size_t users = 1;              ///< For models with features of users.
+  std::size_t history = 50;           ///< Mean length of a sequence. Lengths are uniform from 0 to twice that, or as
+                                      ///< long as the model takes.
+  std::size_t list_length = 1;        ///< Ids of each list of a pooled feature.
+  std::uint64_t num_ids = 1'000'000;  ///< Ids of a feature are below it.
+  double zipf = 1.05;                 ///< Exponent of the law of ids; 0: uniform.
 };
 
 /// Draws requests for the model of a package. The same seed gives the same requests.
@@ -32,9 +32,6 @@ class RequestSource {
 
  private:
   [[nodiscard]] std::int64_t draw_id();
-  void add_ids(inference::ModelInferRequest& request, std::string const& name, std::size_t count);
-  static void add_lengths(inference::ModelInferRequest& request, std::string const& name,
-                          std::vector<std::int32_t> const& lengths);
 
   Manifest const& manifest_;
   RequestLaw law_;

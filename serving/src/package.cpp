@@ -3,14 +3,18 @@
 
 #include "headway/base/crc32.hpp"
 #include "headway/base/status.hpp"
+#include "headway/embedding/routing.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <span>
+#include <string_view>
+#include <system_error>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -21,21 +25,39 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kFormat = 1;
+constexpr std::uint32_t kFormat = 1;
+/// Limits of numbers in a manifest. They are far beyond those of models, and keep a damaged number from taking memory.
+constexpr std::size_t kMostColumns = std::size_t{1} << 20, kMostRows = std::size_t{1} << 24;
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 32;  ///< All inputs of a bucket.
 
 std::string read_file(std::filesystem::path const& path) {
+  std::error_code ignored;  // Then it is no file.
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw PackageError(path.string() + " cannot be read");
+  if (!file || !std::filesystem::is_regular_file(path, ignored)) throw PackageError(path.string() + " cannot be read");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
 std::uint32_t crc32_of(std::string const& text) { return base::crc32(std::as_bytes(std::span(text))); }
 
+/// A whole number of an object. json::get() would wrap negative numbers, and cut off fractions.
+/// @throws PackageError that names it, if it is none or not within the limits
+template <class T>
+T number_of(json const& object, std::string const& name, T least = 0, T most = std::numeric_limits<T>::max()) {
+  auto const& value = object.at(name);
+  if (value.is_number_unsigned()) {
+    auto const number = value.get<std::uint64_t>();
+    if (number >= least && number <= most) return static_cast<T>(number);
+  }
+  throw PackageError("\"" + name + "\" must be a whole number from " + std::to_string(least) + " to " +
+                     std::to_string(most) + ", not " + (value.is_number() ? value.dump() : value.type_name()));
+}
+
 /// Reads JSON that sealed_json.py has written, with a checksum of its text.
 json unseal(std::filesystem::path const& path) {
   auto const envelope = json::parse(read_file(path));
   auto const body = envelope.at("manifest").get<std::string>();
-  if (envelope.at("format").get<int>() != kFormat || crc32_of(body) != envelope.at("crc32").get<std::uint32_t>()) {
+  if (number_of<std::uint32_t>(envelope, "format") != kFormat ||
+      crc32_of(body) != number_of<std::uint32_t>(envelope, "crc32")) {
     throw PackageError(path.string() + " has another format, or was altered");
   }
   return json::parse(body);
@@ -53,8 +75,9 @@ T named(json const& name, std::map<std::string, T> const& values) {
 /// Name of a file in the folder of the manifest.
 std::string file_of(json const& text) {
   auto name = text.at("file").get<std::string>();
-  if (name.empty() || name.find('/') != std::string::npos)
-    throw PackageError("file \"" + name + "\" leaves the folder");
+  if (name.empty() || name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
+    throw PackageError("file " + text.at("file").dump() + " leaves the folder");
+  }
   return name;
 }
 
@@ -77,25 +100,32 @@ embedding::Initializer initializer_of(json const& text, std::uint64_t seed) {
 }
 
 Sizes sizes_of(json const& text) {
-  return {.items = text.at("items").get<std::size_t>(),
-          .users = text.at("users").get<std::size_t>(),
-          .tokens = text.at("tokens").get<std::size_t>()};
+  return {.items = number_of<std::size_t>(text, "items", 1, kMostRows),
+          .users = number_of<std::size_t>(text, "users", 0, kMostRows),
+          .tokens = number_of<std::size_t>(text, "tokens", 0, kMostRows)};
 }
 
 void read_tables_of(json const& values, Manifest& manifest) {
-  auto const seed = values.at("seed").get<std::uint64_t>();
+  auto const seed = number_of<std::uint64_t>(values, "seed");
   for (auto const& each : values.at("tables")) {
     auto const name = each.at("name").get<std::string>();
     manifest.tables.push_back(
         {.name = name,
          .id = crc32_of(name),  // headway.embedding.merging.table_id_of()
-         .dim = each.at("dim").get<std::size_t>(),
-         .time_to_live = each.at("time_to_live").get<std::uint32_t>(),
+         .dim = number_of<std::size_t>(each, "dim", 1, kMostColumns),
+         .time_to_live = number_of<std::uint32_t>(each, "time_to_live"),
          .reads_unknown_as_zeros = named<bool>(each.at("unknown"), {{"initial", false}, {"zeros", true}}),
          .initializer = initializer_of(each.at("initializer"), seed)});
   }
   std::vector<std::string> names;
-  for (auto const& table : manifest.tables) names.push_back(table.name);
+  std::map<std::uint32_t, std::string> name_of;
+  for (auto const& table : manifest.tables) {
+    names.push_back(table.name);
+    auto const [other, is_new] = name_of.emplace(table.id, table.name);
+    if (!is_new && other->second != table.name) {
+      throw PackageError("tables " + other->second + " and " + table.name + " have the same id");
+    }
+  }
   expect_different_names(std::move(names));
 }
 
@@ -127,12 +157,15 @@ void read_features_of(json const& values, Manifest& manifest) {
     if ((feature.pooling == Pooling::kNone) != (feature.sequence != ServedFeature::kNoSequence)) {
       throw PackageError("feature " + feature.name + " has no pooling and no sequence, or both");
     }
+    if (feature.pooling == Pooling::kNone && feature.axis != Axis::kUser) {
+      throw PackageError("feature " + feature.name + ": sequences belong to users");
+    }
     feature.is_single = each.at("is_single").get<bool>();
     manifest.features.push_back(std::move(feature));
   }
   for (auto const& each : values.at("dense_features")) {
     manifest.dense_features.push_back({.name = each.at("name").get<std::string>(),
-                                       .width = each.at("width").get<std::size_t>(),
+                                       .width = number_of<std::size_t>(each, "width", 1, kMostColumns),
                                        .axis = axis_of(each.at("axis"))});
   }
   std::vector<std::string> names;
@@ -141,35 +174,64 @@ void read_features_of(json const& values, Manifest& manifest) {
   expect_different_names(std::move(names));
 }
 
+/// Checks that the inputs of a bucket are no larger than memory. Limits of each factor keep the sum from overflowing.
+void expect_room(Manifest const& manifest, CompiledPart const& part) {
+  std::uint64_t num_elements = 0;
+  auto const add = [&](std::uint64_t rows, std::uint64_t columns) {
+    num_elements += rows * columns;
+    if (num_elements <= kMostElements) return;
+    throw PackageError(part.file + ": the inputs of its bucket have more than " + std::to_string(kMostElements) +
+                       " elements");
+  };
+  auto const& bucket = part.bucket;
+  for (auto const& feature : manifest.features) {
+    bool const is_pooled = feature.pooling != embedding::Pooling::kNone;
+    add(is_pooled ? bucket.of(feature.axis) : bucket.tokens, manifest.tables[feature.table].dim);
+  }
+  for (auto const& dense : manifest.dense_features) add(bucket.of(dense.axis), dense.width);
+  add(bucket.users, manifest.sequences.size() + 1);
+}
+
 void read_parts_of(json const& values, Manifest& manifest) {
   for (auto const& each : values.at("parts")) {
     manifest.parts.push_back({.bucket = sizes_of(each.at("bucket")),
                               .file = file_of(each),
-                              .num_bytes = each.at("num_bytes").get<std::uint64_t>(),
-                              .crc32 = each.at("crc32").get<std::uint32_t>()});
+                              .num_bytes = number_of<std::uint64_t>(each, "num_bytes"),
+                              .crc32 = number_of<std::uint32_t>(each, "crc32")});
+    expect_room(manifest, manifest.parts.back());
   }
   if (manifest.parts.empty() || manifest.features.empty()) throw PackageError("it has no bucket, or no feature");
+  manifest.outputs = values.at("outputs").get<std::vector<std::string>>();
+  if (manifest.outputs.empty()) throw PackageError("it has no output");
+  expect_different_names(manifest.outputs);
 }
 
 /// Keys that wait for a row are left out: lookups that only read give their initial embeddings.
 SavedTables saved_tables(std::filesystem::path const& path) {
   auto const values = unseal(path);
-  SavedTables saved{.step = values.at("step").get<std::uint32_t>(),
-                    .routing_version = values.at("routing_version").get<std::uint32_t>(),
+  SavedTables saved{.step = number_of<std::uint32_t>(values, "step"),
+                    .routing_version = number_of<std::uint32_t>(values, "routing_version"),
                     .blocks = {}};
   auto const& groups = values.at("groups");
   for (auto const& each : values.at("blocks")) {
     if (each.at("pending").get<bool>()) continue;
-    auto const& group = groups.at(each.at("group").get<std::size_t>());
-    saved.blocks.push_back({.file = file_of(each),
-                            .offset = each.at("offset").get<std::uint64_t>(),
-                            .num_bytes = each.at("num_bytes").get<std::uint64_t>(),
-                            .crc32 = each.at("crc32").get<std::uint32_t>(),
-                            .num_keys = each.at("num_keys").get<std::uint64_t>(),
-                            .first_bucket = each.at("first_bucket").get<std::uint32_t>(),
-                            .end_bucket = each.at("end_bucket").get<std::uint32_t>(),
-                            .dim = group.at("dim").get<std::size_t>(),
-                            .state_size = group.at("state_size").get<std::size_t>()});
+    auto const& group = groups.at(number_of<std::size_t>(each, "group"));
+    auto const& block =
+        saved.blocks.emplace_back(TableBlock{.file = file_of(each),
+                                             .offset = number_of<std::uint64_t>(each, "offset"),
+                                             .num_bytes = number_of<std::uint64_t>(each, "num_bytes"),
+                                             .crc32 = number_of<std::uint32_t>(each, "crc32"),
+                                             .num_keys = number_of<std::uint64_t>(each, "num_keys"),
+                                             .first_bucket = number_of<std::uint32_t>(each, "first_bucket"),
+                                             .end_bucket = number_of<std::uint32_t>(each, "end_bucket"),
+                                             .dim = number_of<std::size_t>(group, "dim"),
+                                             .state_size = number_of<std::size_t>(group, "state_size")});
+    // Ranks leave out blocks whose buckets are not theirs, so a wrong range would hide rows.
+    bool const is_range = block.first_bucket < block.end_bucket && block.end_bucket <= embedding::kNumVirtualBuckets;
+    if (saved.routing_version == embedding::kRoutingVersion && !is_range) {
+      throw PackageError("a block of " + block.file + " has no virtual buckets from " +
+                         std::to_string(block.first_bucket) + " to " + std::to_string(block.end_bucket));
+    }
   }
   return saved;
 }
@@ -251,11 +313,14 @@ Manifest read_package(std::filesystem::path const& folder) {
     Manifest read;
     read.version = values.at("version").get<std::string>();
     read.torch_version = values.at("torch_version").get<std::string>();
+    auto const device = values.value("device", "cpu");
+    if (device != "cpu" && device != "cuda") throw PackageError("device " + device + " is not known");
+    read.is_for_cuda = device == "cuda";
+    read.cpu_features = values.value("cpu_features", std::vector<std::string>());
     read_tables_of(values, read);
     read_features_of(values, read);
     read_parts_of(values, read);
-    if (auto const& longest = values.at("longest"); !longest.is_null()) read.longest = longest.get<std::size_t>();
-    read.outputs = values.at("outputs").get<std::vector<std::string>>();
+    if (!values.at("longest").is_null()) read.longest = number_of<std::size_t>(values, "longest");
     return read;
   });
   manifest.saved = naming(tables_path, [&] { return saved_tables(tables_path); });

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compiled_model.hpp"
 
+#include "cpu_features.hpp"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
@@ -20,12 +23,13 @@ using torch::inductor::AOTIModelPackageLoader;
 
 class CompiledModel final : public DenseModel {
  public:
-  CompiledModel(Manifest const& manifest, std::filesystem::path const& folder, int num_threads)
-      : num_threads_(num_threads) {
+  CompiledModel(Manifest const& manifest, std::filesystem::path const& folder, int num_threads, at::Device device)
+      : num_threads_(num_threads), device_(device) {
     for (auto const& part : manifest.parts) {
       auto const path = (folder / part.file).string();
       try {
-        parts_.push_back(std::make_unique<AOTIModelPackageLoader>(path, "model", /*run_single_threaded=*/true));
+        parts_.push_back(std::make_unique<AOTIModelPackageLoader>(path, "model", /*run_single_threaded=*/true,
+                                                                  /*num_runners=*/1, device_.index()));
       } catch (c10::Error const& error) {
         throw PackageError(path + " cannot be loaded: " + error.what_without_backtrace());
       } catch (std::exception const& error) {
@@ -36,16 +40,18 @@ class CompiledModel final : public DenseModel {
 
   [[nodiscard]] std::vector<OutputRows> run(std::size_t part, std::span<InputTensor const> inputs) override {
     c10::InferenceMode const guard;
+    c10::OptionalDeviceGuard device_guard;
+    if (device_.is_cuda()) device_guard.reset_device(device_);
     if (!std::exchange(has_threads_, true)) at::set_num_threads(num_threads_);  // It counts for this thread.
     std::vector<at::Tensor> tensors;
     tensors.reserve(inputs.size());
     for (auto const& input : inputs) {
-      tensors.push_back(
-          at::from_blob(input.data, input.shape, input.type == ElementType::kFloat32 ? at::kFloat : at::kLong));
+      auto const type = input.type == ElementType::kFloat32 ? at::kFloat : at::kLong;
+      tensors.push_back(at::from_blob(input.data, input.shape, type).to(device_));
     }
     std::vector<OutputRows> outputs;
     for (auto const& tensor : run_part(part, tensors)) {
-      auto const rows = tensor.to(at::kFloat).contiguous();
+      auto const rows = tensor.to(at::kCPU, at::kFloat).contiguous();
       auto const* data = rows.const_data_ptr<float>();
       outputs.push_back({.values = {data, data + rows.numel()}, .row_shape = rows.sizes().slice(1).vec()});
     }
@@ -63,6 +69,7 @@ class CompiledModel final : public DenseModel {
   }
 
   int num_threads_;
+  at::Device device_;
   std::vector<std::unique_ptr<AOTIModelPackageLoader>> parts_;
   static thread_local bool has_threads_;
 };
@@ -75,12 +82,24 @@ std::string without_build(std::string const& version) { return version.substr(0,
 }  // namespace
 
 std::shared_ptr<DenseModel> load_compiled_model(Manifest const& manifest, std::filesystem::path const& folder,
-                                                int num_threads) {
+                                                int num_threads, int cuda_device) {
   if (without_build(manifest.torch_version) != without_build(TORCH_VERSION)) {
     throw PackageError(folder.string() + " was compiled by torch " + manifest.torch_version + ", and this is " +
                        TORCH_VERSION);
   }
-  return std::make_shared<CompiledModel>(manifest, folder, num_threads);
+  if (auto const missing = missing_cpu_features(manifest.cpu_features); !missing.empty()) {
+    std::string names;
+    for (auto const& each : missing) names += " " + each;
+    throw PackageError(folder.string() + " was compiled for a processor with" + names + ", which this one lacks");
+  }
+  if (!manifest.is_for_cuda) return std::make_shared<CompiledModel>(manifest, folder, num_threads, at::kCPU);
+  auto const num_devices = static_cast<int>(at::globalContext().hasCUDA() ? at::getNumGPUs() : 0);
+  if (cuda_device >= num_devices) {
+    throw PackageError(folder.string() + " is for a CUDA device, and number " + std::to_string(cuda_device) +
+                       " is not there: this process has " + std::to_string(num_devices));
+  }
+  return std::make_shared<CompiledModel>(manifest, folder, num_threads,
+                                         at::Device(at::kCUDA, static_cast<at::DeviceIndex>(cuda_device)));
 }
 
 }  // namespace headway::serving

@@ -192,6 +192,7 @@ TEST_F(Package, a_manifest_that_says_the_impossible_is_refused) {
   expect("no bucket", [](json& each) { each["parts"] = json::array(); });
   expect("\"xavier\" is not known", [](json& each) { each["tables"][0]["initializer"]["kind"] = "xavier"; });
   expect("torch_version", [](json& each) { each.erase("torch_version"); });
+  expect("device tpu is not known", [](json& each) { each["device"] = "tpu"; });
   expect("leaves the folder", [](json& each) { each["parts"][0]["file"] = "../dense.pt2"; });
   expect("items is there twice", [](json& each) { each["tables"][1]["name"] = "items"; });
   expect("history is there twice", [](json& each) { each["features"][1]["name"] = "history"; });

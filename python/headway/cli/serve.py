@@ -57,6 +57,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="of rank 0 for Prometheus; rank r has the port + r"
     )
+    parser.add_argument(
+        "--cuda-devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices of this host for packages for CUDA; rank r uses device r modulo N (default: 1)",
+    )
     parser.add_argument("--store", type=Path, help="empty folder that the ranks of all hosts share")
     for option, (metavar, text) in _PASSED_ON.items():
         parser.add_argument(option, metavar=metavar, help=text)
@@ -65,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--ranks must be from 1, not {options.ranks}")
     if not 0 <= options.port <= 65535 - options.ranks:
         parser.error(f"--port must be a port, not {options.port}")
+    if options.cuda_devices < 1:
+        parser.error(f"--cuda-devices must be from 1, not {options.cuda_devices}")
     if not has_program("serve", "headway_serve"):
         return 1
     passed_on = []
@@ -90,6 +99,7 @@ def _command(options: Namespace, passed_on: Sequence[str], rank: int, size: int,
         *("--rank", str(rank), "--size", str(size)),
         *("--store", str(options.store or store)),
         *("--address", f"{options.host}:{port}"),
+        *("--cuda-device", str(rank % options.cuda_devices)),
         *(() if options.metrics_port is None else ("--metrics", f"{options.host}:{options.metrics_port + rank}")),
         *passed_on,
     ]

@@ -29,6 +29,9 @@ def main(argv: Sequence[str]) -> int:
         help="size to which batches are padded: items to score, users, and events of all histories; may be given "
         "several times (default: 64,1,512 and 512,8,4096)",
     )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the dense part will run (default: cpu)"
+    )
     parser.add_argument("--version", default="", help="of the model (default: the name of the checkpoint)")
     options = parser.parse_args(argv)
     began = time.monotonic()
@@ -37,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
             options.checkpoint,
             options.folder,
             buckets=options.bucket or [Bucket(64, 1, 512), Bucket(512, 8, 4096)],
+            device=options.device,
             version=options.version,
         )
     except (PackageError, TrainingCheckpointError, CheckpointError, ConfigError, OSError) as error:

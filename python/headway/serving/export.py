@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.embedding import HashTableCollection
+from headway.serving.cpu_features import cpu_features
 from headway.serving.package import (
     TABLES_NAME,
     Bucket,
@@ -48,6 +50,7 @@ def export(
     buckets: Sequence[Bucket],
     dense_features: Sequence[DenseFeature] = (),
     longest: int | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
     version: str = "1",
 ) -> Manifest:
     """Writes a package. One process calls it, with all rows.
@@ -64,6 +67,8 @@ def export(
         buckets: sizes to compile; each takes from seconds to minutes.
         dense_features: numbers of requests that are not looked up.
         longest: most values of a sequence of one user plus items of this user that ``dense`` takes; None: any number.
+        device: where the dense part runs when it is served. ``cuda`` compiles it for the present device, on which
+            ``dense`` has to be. Tables stay in host memory, and embeddings are copied.
         version: name of this version of the model.
 
     Returns:
@@ -85,9 +90,12 @@ def export(
     served = _served_tables(tables, features)
     draft = Manifest(
         version=version, torch_version=torch.__version__, seed=tables._seed, tables=served, features=features,
-        dense_features=dense_features, longest=longest, outputs=[], parts=[],
+        dense_features=dense_features, longest=longest, outputs=[], parts=[], device=device,
+        cpu_features=cpu_features(),
     )  # fmt: skip
     _expect_buckets(draft, buckets)
+    if elsewhere := {each.device.type for each in (*dense.parameters(), *dense.buffers())} - {device}:
+        raise PackageError(f"dense is on {min(elsewhere)}, and device is {device}")
     modes = {module: module.training for module in dense.modules()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # A failed export leaves nothing.
@@ -135,7 +143,7 @@ class _Flat(nn.Module):
 
 
 def _compile(dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path) -> CompiledPart:
-    inputs, _ = _trial_batch(manifest, bucket, seed=1)
+    inputs = [each.to(manifest.device) for each in _trial_batch(manifest, bucket, seed=1)[0]]
     program = torch.export.export(_Flat(dense, manifest), tuple(inputs), strict=False)
     path = folder / f"dense_{bucket.items}_{bucket.users}_{bucket.tokens}.pt2"
     torch._inductor.aoti_compile_and_package(
@@ -157,11 +165,11 @@ def _expect_rows_apart(dense: nn.Module, manifest: Manifest, bucket: Bucket) -> 
     found = []
     for seed in (1, 2, 3):
         inputs, rows = _trial_batch(manifest, bucket, seed=seed)
-        outputs = flat.outputs(inputs)
+        outputs = flat.outputs([each.to(manifest.device) for each in inputs])
         for name, output in outputs.items():
             if len(output) != bucket.items:
                 raise PackageError(f"output {name} has {len(output)} rows, and there are {bucket.items} items")
-        found.append({name: output[rows] for name, output in outputs.items()})
+        found.append({name: output[rows].cpu() for name, output in outputs.items()})
     for name, expected in found[0].items():
         for other in found[1:]:
             difference = float((expected - other[name]).abs().max())

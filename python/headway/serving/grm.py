@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -131,13 +132,20 @@ class DenseGRM(nn.Module):
         return encoder.project(of_events, actions)
 
 
-def export_grm(checkpoint: str | Path, folder: str | Path, *, buckets: Sequence[Bucket], version: str = "") -> Manifest:
+def export_grm(
+    checkpoint: str | Path,
+    folder: str | Path,
+    *,
+    buckets: Sequence[Bucket],
+    device: Literal["cpu", "cuda"] = "cpu",
+    version: str = "",
+) -> Manifest:
     """Writes a checkpoint of ``headway train`` as a package.
 
     Args:
         checkpoint: one of ``OUT/checkpoints/``, or OUT: its newest.
         folder: new or empty.
-        buckets: see ``export()``.
+        buckets, device: see ``export()``.
         version: empty: the name of the checkpoint.
 
     Raises:
@@ -155,8 +163,8 @@ def export_grm(checkpoint: str | Path, folder: str | Path, *, buckets: Sequence[
     tables = model.encoder.tables
     load_weights(path, Checkpoints.load_dense(path)["model"], model, [tables])
     tables.load(path / "tables_0", embeddings_only=True)
-    dense = DenseGRM(model)
+    dense = DenseGRM(model).to(device)
     return export(
         folder, dense, tables, features=dense.features, buckets=buckets, longest=dense.longest,
-        version=version or path.resolve().name,
+        device=device, version=version or path.resolve().name,
     )  # fmt: skip

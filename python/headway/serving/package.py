@@ -147,6 +147,8 @@ class Manifest:
     Attributes:
         version: of the model; replies name it.
         torch_version: of the torch that compiled the dense part. Another one may not load it.
+        device: ``cpu`` or ``cuda``: where the dense part runs. Tables are in host memory.
+        cpu_features: instruction set that it needs, as ``cpu_features()`` names it.
         seed: of the initial embeddings of ids without a row.
         longest: most values of a sequence of one user plus items of this user; None: as many as a bucket holds.
         outputs: names, in the order of the compiled parts. Each has a row for each item.
@@ -161,6 +163,8 @@ class Manifest:
     longest: int | None
     outputs: Sequence[str]
     parts: Sequence[CompiledPart]
+    device: Literal["cpu", "cuda"] = "cpu"
+    cpu_features: Sequence[str] = ()
 
     @property
     def has_users(self) -> bool:

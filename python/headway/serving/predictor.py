@@ -15,12 +15,13 @@ from torch import Tensor
 import headway.ops  # noqa: F401  (defines torch.ops.headway, which compiled parts may call)
 from headway.embedding import LOCAL, FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.config import NoOptimizer
+from headway.serving.cpu_features import missing_cpu_features
 from headway.serving.package import TABLES_NAME, Bucket, Manifest, PackageError
 from headway.serving.requests import Request, RequestError, dense_inputs, sizes_of
 
 
 class Predictor:
-    """Loads a package into host memory. For one thread.
+    """Loads a package; its tables into host memory. For one thread.
 
     Args:
         folder: of the package.
@@ -29,7 +30,8 @@ class Predictor:
         manifest: of the package.
 
     Raises:
-        PackageError: a file is missing or altered, or another torch has compiled the dense part.
+        PackageError: a file is missing or altered, or another torch has compiled the dense part, or this machine lacks
+            the CUDA device or the instruction set.
         CheckpointError: the tables are damaged.
     """
 
@@ -40,6 +42,12 @@ class Predictor:
             raise PackageError(
                 f"{folder} was compiled by torch {self.manifest.torch_version}, and this is {torch.__version__}"
             )
+        if missing := missing_cpu_features(list(self.manifest.cpu_features)):
+            raise PackageError(
+                f"{folder} was compiled for a processor with {' '.join(missing)}, which this one lacks"
+            )
+        if self.manifest.device == "cuda" and not torch.cuda.is_available():
+            raise PackageError(f"{folder} is for a CUDA device, and torch finds none")
         self.manifest.expect_files(folder)
         self._tables = HashTableCollection(
             tables=[
@@ -87,5 +95,6 @@ class Predictor:
         elif not bucket.holds(sizes.items, sizes.users, sizes.tokens):
             raise RequestError(f"{sizes}: {bucket} does not hold it")
         embeddings = self._tables(dict(request.features))
-        outputs = self._parts[bucket](*dense_inputs(self.manifest, bucket, request, embeddings, sizes))
-        return {name: out[: sizes.items] for name, out in zip(self.manifest.outputs, outputs, strict=True)}
+        inputs = dense_inputs(self.manifest, bucket, request, embeddings, sizes)
+        outputs = self._parts[bucket](*(each.to(self.manifest.device) for each in inputs))
+        return {name: out[: sizes.items].cpu() for name, out in zip(self.manifest.outputs, outputs, strict=True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import queue
 import shutil
 import signal
@@ -21,7 +22,7 @@ import pytest
 import torch
 from click_model import make_tables, request_of
 from headway.cli.built_programs import program_path
-from headway.serving import Bucket, Manifest, Predictor
+from headway.serving import Bucket, Manifest, PackageError, Predictor
 from headway.serving.package import TABLES_NAME
 
 if not program_path("headway_serve").exists():
@@ -236,6 +237,26 @@ def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> 
     assert done.returncode == 1 and "manifest.json cannot be read" in done.stderr
 
 
+def test_a_package_for_another_machine_is_refused_by_name(package: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(package)
+    assert manifest.cpu_features[0] == platform.machine()
+    there = [*manifest.cpu_features, "avx9"]
+    for name, changed, error in (
+        ("cpu", replace(manifest, cpu_features=there), "was compiled for a processor with avx9, which this one lacks"),
+        ("cuda", replace(manifest, device="cuda"), "is for a CUDA device"),
+    ):
+        if name == "cuda" and torch.cuda.is_available():
+            continue
+        folder = tmp_path / name
+        shutil.copytree(package, folder)
+        changed.write(folder)
+        command = [str(program_path("headway_serve")), "--package", str(folder), "--address", "127.0.0.1:0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and error in done.stderr, done.stderr
+        with pytest.raises(PackageError, match=error):
+            Predictor(folder)
+
+
 def test_a_wrong_command_line_is_one_line() -> None:
     for words, error in (
         (["--rows", "3"], "unknown option --rows"),
@@ -361,3 +382,31 @@ def test_the_load_generator_reports_what_it_offered(package: Path, server: Serve
     assert 300 < opened["statuses"]["OK"] < 500  # 400 in the mean.
     assert opened["p50_ms"] <= opened["p99_ms"] <= opened["p999_ms"]
     assert closed["statuses"].keys() == {"OK"} and closed["versions"].keys() == {"v1"}
+
+
+def test_the_load_generator_replays_a_log_at_its_times(package: Path, server: Server, tmp_path: Path) -> None:
+    line = {"features": {"item": [[1, 2], [3]], "shops": [[4], []]}, "dense": {"price": [[0.5, 1], [1.5, 2]]}}
+    log, results = tmp_path / "log.jsonl", tmp_path / "load.jsonl"
+    command = [sys.executable, "-m", "headway_launcher", "load", "--package", str(package), "--log", str(log)]
+    command += ["--address", f"127.0.0.1:{server.port}", "--json", str(results)]
+
+    def replay(lines: list[dict[str, object]], *options: str) -> subprocess.CompletedProcess[str]:
+        log.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+
+    began = time.monotonic()
+    done = replay([{**line, "at_ms": 5000 + 100 * i} for i in range(21)], "--speed", "2")
+    assert done.returncode == 0, done.stderr
+    assert 1 <= time.monotonic() - began < 10
+    found = json.loads(results.read_text().splitlines()[-1])
+    assert found["statuses"] == {"OK": 21} and found["offered_per_s"] == pytest.approx(21)
+    assert replay([line], "--clients", "1", "--seconds", "1").returncode == 0
+    for lines, error in (
+        ([line], "has no times: --rate or --clients is needed"),
+        ([{**line, "at_ms": 2}, {**line, "at_ms": 1}], "line 2: at_ms is before that of the line above"),
+        ([{**line, "at_ms": 2}, line], "line 2: either all lines have at_ms, or none"),
+        ([{**line, "features": {"item": [[1], [2]]}}], "line 1: "),
+        ([], "has no requests"),
+    ):
+        done = replay(lines)
+        assert done.returncode == 2 and error in done.stderr, done.stderr

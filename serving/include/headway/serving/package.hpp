@@ -99,7 +99,9 @@ struct SavedTables {
 /// if there are users.
 struct Manifest {
   std::string version, torch_version;
-  std::uint64_t number = 0;  ///< Checksum of the manifests: equal numbers mean the same package.
+  bool is_for_cuda = false;               ///< The compiled parts run on a CUDA device.
+  std::vector<std::string> cpu_features;  ///< Instruction set that they need; see missing_cpu_features().
+  std::uint64_t number = 0;               ///< Checksum of the manifests: equal numbers mean the same package.
   std::vector<ServedTable> tables;
   std::vector<ServedFeature> features;
   std::vector<std::string> sequences;
