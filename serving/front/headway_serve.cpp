@@ -148,6 +148,8 @@ class Connector {
         auto fetcher = connect([&] { return !stop.stop_requested(); });
         if (fetcher == nullptr) return;
         engine.reconnect(versions_.current().model, std::move(fetcher));
+        base::log(base::LogLevel::kWarning, "serving", group_ == nullptr ? 0 : group_->rank(),
+                  "requests are taken again");
       } catch (std::exception const& error) {
         base::log(base::LogLevel::kWarning, "serving", -1, std::string("connecting again: ") + error.what());
         std::this_thread::sleep_for(std::chrono::seconds(1));

@@ -11,6 +11,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -28,7 +31,7 @@ constexpr char const* kUsage = R"(usage: headway_load --package FOLDER [option..
   --tls-certificate FILE, --tls-key FILE   of this client, if servers want them
   --rate R           requests a second of an open loop, at random times (default: 100)
   --clients N        closed loop instead: N clients that wait for their replies
-  --seconds S        time that is measured (default: 10)
+  --seconds S        time that is measured (default: 10); SIGINT or SIGTERM end it early
   --warmup MS        time before it (default: 1000)
   --timeout MS       deadline of a request, from when it was due (default: 1000)
   --log FILE         requests of a log instead of drawn ones, at their own times unless --rate or --clients is given;
@@ -43,10 +46,11 @@ constexpr char const* kUsage = R"(usage: headway_load --package FOLDER [option..
   --distinct N       different requests; they repeat after that (default: 1000)
   --seed N           of requests and times (default: 1)
   --json FILE        append one JSON line there
+  --replies FILE     write a JSON line there for each request, version and reply: their CRC-32, and how often it came
 )";
 
 struct Arguments {
-  std::filesystem::path package, json, log;
+  std::filesystem::path package, json, log, replies;
   std::string name = "model";
   RequestLaw law;
   LoadOptions load{.addresses = {"127.0.0.1:8001"}};
@@ -79,6 +83,7 @@ Arguments parse(std::vector<std::string> const& words) {
   ProgramOptions options;
   options.add_path("--package", arguments.package);
   options.add_path("--json", arguments.json);
+  options.add_path("--replies", arguments.replies);
   options.add_text("--name", arguments.name);
   options.add("--address", [&](std::string const& value) {
     arguments.load.addresses.clear();
@@ -115,6 +120,7 @@ Arguments parse(std::vector<std::string> const& words) {
   } else if (arguments.rate > 0) {
     arguments.load.requests_per_s = arguments.rate;
   }
+  arguments.load.keeps_replies = !arguments.replies.empty();
   arguments.load.duration = std::chrono::seconds(arguments.seconds);
   return arguments;
 }
@@ -127,6 +133,7 @@ nlohmann::json json_of(LoadResult const& result) {
                       {"answered_rows_per_s", static_cast<double>(result.answered_rows) / result.seconds},
                       {"seconds", result.seconds},
                       {"statuses", result.statuses},
+                      {"errors", result.errors},
                       {"versions", result.versions},
                       {"sent_late_p99_ms", ms(result.sent_late.quantile(0.99))},
                       {"refused_p99_ms", ms(result.refused.quantile(0.99))}};
@@ -151,6 +158,27 @@ void print(LoadResult const& result) {
   }
 }
 
+void write_replies(std::filesystem::path const& path, LoadResult const& result) {
+  std::ofstream file(path);
+  for (auto const& [reply, count] : result.replies) {
+    file << nlohmann::json{{"request", reply.request},
+                           {"version", reply.version},
+                           {"crc32", reply.crc32},
+                           {"count", count}}
+         << '\n';
+  }
+  if (!file.flush()) throw base::SystemError("writing replies", errno, "to " + path.string());
+}
+
+std::atomic<bool> has_signal{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+/// The first signal ends the load with its results, and the next one the program.
+void end_load(int signal) {
+  has_signal = true;
+  std::signal(signal, SIG_DFL);
+}
+
 void run(Arguments const& arguments) {
   auto const manifest = read_package(arguments.package);
   std::vector<inference::ModelInferRequest> requests;
@@ -168,8 +196,12 @@ void run(Arguments const& arguments) {
       }
     }
   }
+  load.must_stop = [] { return has_signal.load(); };
+  std::signal(SIGINT, end_load);
+  std::signal(SIGTERM, end_load);
   auto const result = generate_load(requests, load);
   print(result);
+  if (!arguments.replies.empty()) write_replies(arguments.replies, result);
   if (!arguments.json.empty()) std::ofstream(arguments.json, std::ios::app) << json_of(result) << '\n';
 }
 

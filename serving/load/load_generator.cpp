@@ -9,6 +9,7 @@
 
 #include "load_generator.hpp"
 
+#include "headway/base/crc32.hpp"
 #include "headway/base/status.hpp"
 #include "open_inference.grpc.pb.h"
 
@@ -18,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -79,7 +81,8 @@ class Generator {
     }
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [this] { return num_pending_ == 0; });
-    result_.seconds = std::chrono::duration<double>(std::max(last_end_, end_) - begin_).count();
+    auto const end = must_stop() ? std::max(last_end_, begin_) : std::max(last_end_, end_);
+    result_.seconds = std::chrono::duration<double>(end - begin_).count();
     // Connections are never closed: gRPC 1.51 frees the queue of its callbacks twice if a channel is destroyed while
     // one of its threads still polls (seen as a damaged heap in 1 of 20 runs).
     static_cast<void>(new Stubs(std::move(stubs_)));
@@ -103,6 +106,7 @@ class Generator {
     grpc::ClientContext context;
     inference::ModelInferResponse response;
     Clock::time_point due{};
+    std::size_t request = 0;  ///< Index.
   };
 
   void run_open() {
@@ -111,11 +115,13 @@ class Generator {
     auto due = Clock::now();
     while (true) {
       due += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(gap(random)));
-      if (due >= end_) return;
+      if (due >= end_ || must_stop()) return;
       std::this_thread::sleep_until(due);
       send(due);
     }
   }
+
+  [[nodiscard]] bool must_stop() const { return options_.must_stop && options_.must_stop(); }
 
   void replay() {
     auto const last = std::max(options_.times.back(), std::chrono::nanoseconds(1));
@@ -123,6 +129,7 @@ class Generator {
     begin_ = Clock::now();
     end_ = begin_ + last + std::chrono::nanoseconds(1);
     for (auto const time : options_.times) {
+      if (must_stop()) return;
       std::this_thread::sleep_until(begin_ + time);
       send(begin_ + time);
     }
@@ -139,17 +146,19 @@ class Generator {
     }
     auto const call = std::make_shared<Call>(*this);
     call->due = due;
+    call->request = index % requests_.size();
     call->context.set_deadline(std::chrono::system_clock::now() + options_.timeout - (now - due));
     stubs_[index % stubs_.size()]->async()->ModelInfer(
-        &call->context, &requests_[index % requests_.size()], &call->response,
+        &call->context, &requests_[call->request], &call->response,
         [this, call](grpc::Status const& status) { end(*call, status); });
   }
 
   void end(Call const& call, grpc::Status const& status) {
     auto const now = Clock::now();
     if (call.due >= begin_ && call.due < end_) count(call, status, now);
+    if (options_.keeps_replies && status.ok()) keep(call);
     // The next request is sent before this one counts as ended, so that run() does not return between them.
-    if (is_closed_ && now < end_) send(now);
+    if (is_closed_ && now < end_ && !must_stop()) send(now);
   }
 
   void count(Call const& call, grpc::Status const& status, Clock::time_point now) {
@@ -167,6 +176,15 @@ class Generator {
     if (call.response.outputs_size() > 0 && call.response.outputs(0).shape_size() > 0) {
       result_.answered_rows += static_cast<std::uint64_t>(call.response.outputs(0).shape(0));
     }
+  }
+
+  void keep(Call const& call) {
+    ReplyKey key{.request = call.request, .version = call.response.model_version()};
+    for (auto const& contents : call.response.raw_output_contents()) {
+      key.crc32 = base::crc32(std::as_bytes(std::span(contents)), key.crc32);
+    }
+    std::lock_guard const lock(mutex_);
+    ++result_.replies[key];
   }
 
   std::vector<inference::ModelInferRequest> const& requests_;

@@ -6,8 +6,10 @@
 #include "open_inference.pb.h"
 
 #include <chrono>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,7 +28,18 @@ struct LoadOptions {
   std::chrono::milliseconds duration{10'000};  ///< Time after the warm-up in which requests are due.
   std::chrono::milliseconds timeout{1000};     ///< Deadline of a request, from when it was due.
   std::uint64_t seed = 1;                      ///< Decides the times.
+  std::function<bool()> must_stop{};           ///< Ends the load early when it returns true. Called by any thread.
+  bool keeps_replies = false;                  ///< Fills LoadResult::replies.
   TlsFiles tls{};
+};
+
+/// Bytes that were replied to a request.
+struct ReplyKey {
+  std::size_t request = 0;  ///< Index of the request.
+  std::string version{};    ///< Model that has answered.
+  std::uint32_t crc32 = 0;  ///< CRC-32 of the contents of all outputs, one after the other.
+
+  friend auto operator<=>(ReplyKey const&, ReplyKey const&) = default;
 };
 
 /// Outcomes of the requests that were due in LoadOptions::duration.
@@ -36,6 +49,7 @@ struct LoadResult {
   std::map<std::string, std::uint64_t> statuses;  ///< Requests by the name of their gRPC status.
   std::map<std::string, std::uint64_t> errors;    ///< Some of their messages.
   std::map<std::string, std::uint64_t> versions;  ///< Answers by version of the model.
+  std::map<ReplyKey, std::uint64_t> replies;      ///< Number of each of them, with the warm-up.
   std::uint64_t answered_rows = 0;
   double offered_per_s = 0;    ///< Rate of an open loop; 0: closed.
   double seconds = 0;          ///< Until the last of them had ended.

@@ -3,22 +3,20 @@
 
 Idea: the program ``headway_serve`` (``serving/front/``) is one rank. On one host this command starts all of them,
 passes signals on, and starts a rank again that was lost. Under torchrun, mpirun or Slurm it becomes one rank.
+``ServingRanks`` has the processes.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import tempfile
-import threading
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from headway.cli.built_programs import has_program, program_path
 from headway.cli.one_line_parser import OneLineParser
+from headway.cli.serving_ranks import ServingRanks
 from headway.comm.launchers import adopt_launcher_environment
 
 #: Options of the program that this command passes on, with the word for their value and their help.
@@ -64,6 +62,11 @@ def main(argv: Sequence[str]) -> int:
         metavar="N",
         help="devices of this host for packages for CUDA; rank r uses device r modulo N (default: 1)",
     )
+    parser.add_argument(
+        "--drain-to-reload",
+        action="store_true",
+        help="restart all ranks for a new version, for hosts without memory for two (default: load it beside the old)",
+    )
     parser.add_argument("--store", type=Path, help="empty folder that the ranks of all hosts share")
     for option, (metavar, text) in _PASSED_ON.items():
         parser.add_argument(option, metavar=metavar, help=text)
@@ -86,16 +89,24 @@ def main(argv: Sequence[str]) -> int:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         if options.store is None and environ["WORLD_SIZE"] != "1":
             parser.error("--store is needed for ranks that another program starts")
+        if options.drain_to_reload:
+            parser.error("--drain-to-reload needs ranks that headway serve starts itself")
         _become_rank(options, passed_on, environ)
     with tempfile.TemporaryDirectory(prefix="headway_serve_") as folder:
-        return _Ranks(options.ranks, lambda rank: _command(options, passed_on, rank, options.ranks, folder)).run()
+
+        def command_of(rank: int, package: Path) -> list[str]:
+            return _command(options, package, passed_on, rank, options.ranks, folder)
+
+        return ServingRanks(options.ranks, command_of, options.package, drains=options.drain_to_reload).run()
 
 
-def _command(options: Namespace, passed_on: Sequence[str], rank: int, size: int, store: str) -> list[str]:
+def _command(
+    options: Namespace, package: Path, passed_on: Sequence[str], rank: int, size: int, store: str
+) -> list[str]:
     port = options.port + rank if options.port else 0
     return [
         str(program_path("headway_serve")),
-        *("--package", str(options.package)),
+        *("--package", str(package)),
         *("--rank", str(rank), "--size", str(size)),
         *("--store", str(options.store or store)),
         *("--address", f"{options.host}:{port}"),
@@ -106,57 +117,5 @@ def _command(options: Namespace, passed_on: Sequence[str], rank: int, size: int,
 
 
 def _become_rank(options: Namespace, passed_on: Sequence[str], environ: Mapping[str, str]) -> None:
-    command = _command(options, passed_on, int(environ["RANK"]), int(environ["WORLD_SIZE"]), "")
+    command = _command(options, options.package, passed_on, int(environ["RANK"]), int(environ["WORLD_SIZE"]), "")
     os.execv(command[0], command)
-
-
-class _Ranks:
-    """The processes of all ranks."""
-
-    def __init__(self, size: int, command_of: Callable[[int], list[str]]) -> None:
-        self._command_of = command_of
-        self._size = size
-        self._is_ending = threading.Event()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def run(self) -> int:
-        """Runs until a signal ends it, or a rank cannot be served. Returns the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end)
-        signal.signal(signal.SIGUSR1, self._pass_on)
-        for rank in range(self._size):
-            self._start(rank)
-        status = 0
-        while self._processes:
-            rank, status_of_rank = self._wait()
-            if self._is_ending.is_set():
-                status = status or status_of_rank
-            elif status_of_rank >= 0:  # It has ended by itself, and would do so again.
-                status = status_of_rank or 1
-                self._end()
-            else:
-                print(f"headway serve: signal {-status_of_rank} ended rank {rank}; it is started again", flush=True)
-                self._start(rank)
-        return abs(status)
-
-    def _start(self, rank: int) -> None:
-        self._processes[rank] = subprocess.Popen(self._command_of(rank))
-
-    def _wait(self) -> tuple[int, int]:
-        """Waits until a rank ends. Returns the rank and its exit status, below 0 for a signal."""
-        pid, wait_status = os.wait()
-        for rank, process in self._processes.items():
-            if process.pid == pid:
-                process.returncode = os.waitstatus_to_exitcode(wait_status)
-                del self._processes[rank]
-                return rank, process.returncode
-        return self._wait()
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        for process in self._processes.values():
-            process.send_signal(number)
-
-    def _end(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        self._is_ending.set()
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)

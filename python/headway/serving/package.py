@@ -222,3 +222,13 @@ class Manifest:
                 raise PackageError(f"{path} cannot be read: {error.strerror}") from error
             if len(content) != part.num_bytes or zlib.crc32(content) != part.crc32:
                 raise PackageError(f"{path} was truncated or altered")
+
+
+def describe_difference(one: Manifest, other: Manifest) -> str:
+    """Returns what differs of all that requests and replies depend on; empty if requests for one fit the other."""
+    for name in ("features", "dense_features", "outputs", "longest"):
+        if getattr(one, name) != getattr(other, name):
+            return f"{name} differ"
+    if [(each.name, each.dim) for each in one.tables] != [(each.name, each.dim) for each in other.tables]:
+        return "tables differ"
+    return ""

@@ -22,6 +22,7 @@ import pytest
 import torch
 from click_model import make_tables, request_of
 from headway.cli.built_programs import program_path
+from headway.cli.serving_ranks import ServingRanks
 from headway.serving import Bucket, Manifest, PackageError, Predictor
 from headway.serving.package import TABLES_NAME
 
@@ -222,6 +223,63 @@ def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_
         assert "dense_4_0_0.pt2 was truncated or altered" in server.log.read_text()
         for client in server.clients:
             assert client.infer("model", inputs_of(request)).get_response().model_version == "v1"
+
+
+def test_ranks_drain_for_a_new_version_and_return_if_it_cannot_be_served(package: Path, tmp_path: Path) -> None:
+    second = other_version(package, tmp_path / "second", "v2")
+    link = tmp_path / "current"
+    point(link, package)
+    request = request_of(torch.arange(16))
+    with serve(link, tmp_path, "--drain-to-reload", ranks=RANKS) as server:
+        replies: queue.Queue[object] = queue.Queue()
+        accepted = server.clients[0]
+        for _ in range(10):
+            accepted.async_infer("model", inputs_of(request), callback=lambda result, error: replies.put(error))
+        point(link, second)
+        server.wait_for("serves version v2", RANKS)
+        assert [replies.get(timeout=20) for _ in range(10)] == [None] * 10
+        with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+            found = predict(client, request)["logits"]
+        assert torch.equal(found, Predictor(second).predict(request, bucket=Bucket(16))["logits"])
+
+        damaged = tmp_path / "damaged"
+        shutil.copytree(second, damaged)
+        next(damaged.glob("dense_4*.pt2")).write_bytes(b"no code")
+        point(link, damaged)
+        server.wait_for("damaged is refused: ")
+        without_rows = tmp_path / "without_rows"
+        shutil.copytree(second, without_rows)
+        shutil.rmtree(without_rows / TABLES_NAME)
+        point(link, without_rows)
+        server.wait_for("without_rows is refused, as a rank has ended")
+        server.wait_for("serves version v2", 2 * RANKS)
+        assert server.stop() == 0, server.log.read_text()
+
+
+def test_a_rank_that_keeps_dying_is_started_after_pauses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts = tmp_path / "starts"
+    script = f"echo >> {starts}; kill -KILL $$"
+    ranks = ServingRanks(1, lambda rank, package: ["sh", "-c", script], tmp_path, drains=False)
+    ends = time.monotonic() + 3
+    monkeypatch.setattr(ranks, "_look_at_package", lambda: None)
+    take_ended = ranks._take_ended
+
+    def end_later() -> dict[int, int]:
+        if time.monotonic() > ends:
+            ranks._end()
+        return take_ended()
+
+    monkeypatch.setattr(ranks, "_take_ended", end_later)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        ranks.run()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert len(starts.read_text()) == 3  # At 0, 0.5 and 1.5 s; the next would be at 3.5 s.
+    assert "signal 9 ended rank 0" in capfd.readouterr().out
 
 
 def test_a_damaged_package_is_refused_by_name(package: Path, tmp_path: Path) -> None:
