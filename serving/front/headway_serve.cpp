@@ -141,7 +141,7 @@ class Connector {
   void keep(Engine& engine, FrontServer& front, std::stop_token const& stop) {
     setpriority(PRIO_PROCESS, 0, 19);  // This thread's: loading a version must not slow requests down.
     while (!stop.stop_requested()) {
-      if (!is_ring_) versions_.run(engine, group_.get(), stop);
+      versions_.run(engine, group_.get(), stop);
       if (!engine.wait_for_loss(stop)) return;
       front.update_health();
       try {

@@ -93,6 +93,10 @@ class Engine::Loop {
   void drain();
   void reconnect(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher);
   void add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables);
+  [[nodiscard]] bool plans_switches();
+  [[nodiscard]] std::uint64_t hold_for_switch();
+  [[nodiscard]] bool plan_switch(std::uint64_t number, std::uint64_t first);
+  void cancel_switch();
   void switch_to(std::uint64_t number);
   void wait_for_batches_of(std::uint64_t number);
   void remove_model(std::uint64_t number);
@@ -117,6 +121,8 @@ class Engine::Loop {
   bool begin_batch();
   [[nodiscard]] bool is_preparing() const;
   bool send_keys();
+  /// Gives a batch the version that its fetch has to read. Requests without room in it are refused.
+  void set_version(Batch& batch, Sizes& sizes);
   bool take_rows();
   bool take_outputs();
   void finish(Batch& batch, DenseRun& run);
@@ -223,6 +229,28 @@ void Engine::Loop::add_model(std::shared_ptr<ServedModel const> model, std::vect
   });
 }
 
+bool Engine::Loop::plans_switches() {
+  bool plans = false;
+  run_on_loop([&] { plans = fetcher_->plans_switches(); });
+  return plans;
+}
+
+std::uint64_t Engine::Loop::hold_for_switch() {
+  std::uint64_t first = 0;
+  run_on_loop([&] { first = fetcher_->hold_for_switch(options_.max_in_flight); });
+  return first;
+}
+
+bool Engine::Loop::plan_switch(std::uint64_t number, std::uint64_t first) {
+  bool is_planned = false;
+  run_on_loop([&] { is_planned = fetcher_->plan_switch(number, first); });
+  return is_planned;
+}
+
+void Engine::Loop::cancel_switch() {
+  run_on_loop([&] { fetcher_->cancel_switch(); });
+}
+
 void Engine::Loop::switch_to(std::uint64_t number) {
   run_on_loop([&] {
     auto const found = models_.find(number);
@@ -239,6 +267,7 @@ void Engine::Loop::wait_for_batches_of(std::uint64_t number) {
   while (is_there) {
     run_on_loop([&] {
       is_there =
+          (is_connected_ && !fetcher_->has_left(number)) ||
           std::ranges::any_of(batches_, [&](Batch const& batch) { return batch.model->manifest().number == number; });
     });
     if (is_there) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -287,7 +316,7 @@ bool Engine::Loop::begin_batch() {
 bool Engine::Loop::send_keys() {
   bool has_sent = false;
   for (auto batch = batches_.begin(); batch != batches_.end();) {
-    if (batch->inputs != nullptr || Clock::now() < batch->keys_known) {
+    if (batch->inputs != nullptr || Clock::now() < batch->keys_known || !fetcher_->may_begin()) {
       ++batch;
       continue;
     }
@@ -300,6 +329,7 @@ bool Engine::Loop::send_keys() {
     batch->record.fetch_began = Clock::now();
     Sizes sizes;
     for (auto const& request : batch->requests) sizes += request->sizes;
+    set_version(*batch, sizes);
     auto const& model = *batch->model;
     auto const inputs = std::make_shared<BatchInputs>(model.manifest(), model.merged(), model.part_for(sizes));
     for (auto const& request : batch->requests) {
@@ -311,6 +341,19 @@ bool Engine::Loop::send_keys() {
     ++batch;
   }
   return has_sent;
+}
+
+void Engine::Loop::set_version(Batch& batch, Sizes& sizes) {
+  auto const wanted = batch.model->manifest().number;
+  auto const number = fetcher_->version_of_next(wanted);
+  if (number == wanted) return;
+  batch.model = models_.at(number);
+  if (batch.model->room().holds(sizes)) return;
+  for (auto& request : batch.requests) {
+    refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the batch");
+  }
+  batch.requests.clear();
+  sizes = {};
 }
 
 bool Engine::Loop::take_rows() {
@@ -421,7 +464,7 @@ void Engine::Loop::fail(std::string const& error) {
 void Engine::Loop::sleep() {
   auto until = admission_.next_event(batches_.size() < options_.max_in_flight);
   for (auto const& batch : batches_) {
-    if (batch.inputs == nullptr) until = std::min(until, batch.keys_known);
+    if (batch.inputs == nullptr && fetcher_->may_begin()) until = std::min(until, batch.keys_known);
     for (auto const& request : batch.requests) {
       if (request->reply) until = std::min(until, request->deadline);
     }
@@ -447,6 +490,10 @@ EngineStatistics Engine::statistics() const { return loop_->admission().statisti
 void Engine::add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables) {
   loop_->add_model(std::move(model), std::move(tables));
 }
+bool Engine::plans_switches() const { return loop_->plans_switches(); }
+std::uint64_t Engine::hold_for_switch() { return loop_->hold_for_switch(); }
+bool Engine::plan_switch(std::uint64_t number, std::uint64_t first) { return loop_->plan_switch(number, first); }
+void Engine::cancel_switch() { loop_->cancel_switch(); }
 void Engine::switch_to(std::uint64_t number) { loop_->switch_to(number); }
 void Engine::wait_for_batches_of(std::uint64_t number) { loop_->wait_for_batches_of(number); }
 void Engine::remove_model(std::uint64_t number) { loop_->remove_model(number); }

@@ -13,6 +13,11 @@
 //                   <-           left 1, once its last batch of 1 has ended
 //   drop 1          ->           frees version 1
 //
+// Ranks of a ring also agree on the first batch of the new version, between `ready` and `switch` (ring_fetcher.cpp):
+//
+//   plan 2, T       ->           its batches from number T on read version 2
+//                   <-           ready 2, or failed 2 if it has begun batch T
+//
 // Example: rank 1 switches before rank 2 has got the message. Rank 2 has said ready, so it answers keys of version 2,
 //   though its own batches are still of version 1.
 // If a rank has failed, rank 0 sends `drop 2`, and all go on with version 1. It tries again when the package changes.
@@ -42,7 +47,7 @@ constexpr std::size_t kMessageBytes = 1024;
 constexpr std::uint64_t kMatch = std::uint64_t{1} << 58;
 constexpr milliseconds kSlice{100};  ///< Time between two looks at the request to stop.
 
-enum class Kind : std::uint64_t { kLoad, kReady, kFailed, kSwitch, kLeft, kDrop };
+enum class Kind : std::uint64_t { kLoad, kReady, kFailed, kPlan, kCancel, kSwitch, kLeft, kDrop };
 
 struct Message {
   Kind kind = Kind::kLoad;
@@ -80,6 +85,15 @@ class VersionKeeper::Ranks {
     for (int rank = 1; rank < size(); ++rank) send(rank, message);
   }
   void tell_leader(Message const& message) { send(0, message); }
+  /// Hears an answer of each other rank. @returns the reason of one that has failed; empty if none has
+  [[nodiscard]] std::string failure_of_others() {
+    std::string failure;
+    for (int rank = 1; rank < size(); ++rank) {
+      auto const answer = hear(rank);
+      if (answer.kind == Kind::kFailed) failure = "rank " + std::to_string(rank) + ": " + answer.text.data();
+    }
+    return failure;
+  }
   [[nodiscard]] Message hear(int rank) {
     auto const message = std::make_shared<Message>();
     auto const operation = group_->receive(std::as_writable_bytes(std::span(message.get(), 1)), rank, kMatch, 0);
@@ -134,11 +148,7 @@ void VersionKeeper::agree(comm::Group& group) {
   Ranks ranks(&group, {});
   if (ranks.leads()) {
     ranks.tell_all({Kind::kLoad, current_.number(), current_.folder.string()});
-    std::string failure;
-    for (int rank = 1; rank < group.size(); ++rank) {
-      auto const answer = ranks.hear(rank);
-      if (answer.kind == Kind::kFailed) failure = "rank " + std::to_string(rank) + ": " + answer.text.data();
-    }
+    auto const failure = ranks.failure_of_others();
     ranks.tell_all({failure.empty() ? Kind::kSwitch : Kind::kFailed, current_.number(), failure});
     if (!failure.empty()) throw PackageError(failure);
     return;
@@ -188,11 +198,9 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
     if (failure.empty()) {
       engine.add_model(next_.model, next_.tables);
       ranks.tell_all({Kind::kLoad, number, next_.folder.string()});
-      for (int rank = 1; rank < ranks.size(); ++rank) {
-        auto const answer = ranks.hear(rank);
-        if (answer.kind == Kind::kFailed) failure = "rank " + std::to_string(rank) + ": " + answer.text.data();
-      }
+      failure = ranks.failure_of_others();
     }
+    if (failure.empty() && engine.plans_switches()) failure = plan(engine, ranks, number);
     if (failure.empty()) {
       refused_ = 0;
       ranks.tell_all({Kind::kSwitch, number});
@@ -206,6 +214,20 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
     engine.remove_model(number);
     next_ = {};
   }
+}
+
+std::string VersionKeeper::plan(Engine& engine, Ranks& ranks, std::uint64_t number) {
+  auto const first = engine.hold_for_switch();
+  ranks.tell_all({Kind::kPlan, number, std::to_string(first)});
+  auto failure = ranks.failure_of_others();
+  if (failure.empty() && !engine.plan_switch(number, first))
+    failure = "rank 0 has begun batch " + std::to_string(first);
+  if (failure.empty()) return "";
+  // This rank goes on only when no other one will change at `first`.
+  ranks.tell_all({Kind::kCancel, number});
+  static_cast<void>(ranks.failure_of_others());
+  engine.cancel_switch();
+  return failure;
 }
 
 // Rank 0 frees the old version only when the others have left it, and they when rank 0 says so.
@@ -230,7 +252,18 @@ void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
   auto const failure = prepare(wanted.text.data(), wanted.number);
   if (failure.empty()) engine.add_model(next_.model, next_.tables);
   ranks.tell_leader({failure.empty() ? Kind::kReady : Kind::kFailed, wanted.number, failure});
-  if (ranks.hear(0).kind == Kind::kSwitch) return change(engine, ranks);
+  auto next = ranks.hear(0);
+  if (next.kind == Kind::kPlan) {
+    bool const is_planned = engine.plan_switch(wanted.number, std::stoull(next.text.data()));
+    ranks.tell_leader({is_planned ? Kind::kReady : Kind::kFailed, wanted.number, is_planned ? "" : "it is late"});
+    next = ranks.hear(0);
+  }
+  if (next.kind == Kind::kSwitch) return change(engine, ranks);
+  if (next.kind == Kind::kCancel) {
+    engine.cancel_switch();
+    ranks.tell_leader({Kind::kReady, wanted.number});
+    static_cast<void>(ranks.hear(0));  // kDrop
+  }
   if (next_.model != nullptr) engine.remove_model(wanted.number);
   next_ = {};
 }

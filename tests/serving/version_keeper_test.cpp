@@ -14,7 +14,7 @@ namespace headway::serving {
 namespace {
 
 /// A folder whose manifests are a text, and models that belong to it. The text is the factor of all embeddings.
-class Versions : public testing::Test {
+class Versions : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     folder_ = std::filesystem::temp_directory_path() / ("headway_versions_" + std::to_string(getpid()));
@@ -77,9 +77,9 @@ class Versions : public testing::Test {
     int const rank = group == nullptr ? 0 : group->rank(), size = group == nullptr ? 1 : group->size();
     VersionKeeper versions(folder_, load(rank, size), 5ms);
     if (group != nullptr) versions.agree(*group);
-    auto fetcher = make_pairwise_fetcher(group, nullptr);
+    auto fetcher = make_fetcher(GetParam(), group);
     fetcher->add_version(versions.current().number(), versions.current().tables);
-    Engine engine(versions.current().model, std::move(fetcher), {.batch_delay = 100us});
+    Engine engine(versions.current().model, std::move(fetcher), {.batch_delay = 100us, .max_in_flight = kMaxLag + 1});
     std::jthread keeper([&](std::stop_token const& stop) { versions.run(engine, group.get(), stop); });
     body(engine);
     if (group != nullptr) static_cast<void>(group->wait(*group->barrier()));
@@ -99,10 +99,13 @@ class Versions : public testing::Test {
     FAIL() << "version " << version << " did not come";
   }
 
+  static constexpr int kMaxLag = 2;
   std::filesystem::path folder_;
 };
+INSTANTIATE_TEST_SUITE_P(Ways, Versions, testing::Values(Kind::kPairwise, Kind::kRing),
+                         [](auto const& each) { return each.param == Kind::kRing ? "ring" : "pairwise"; });
 
-TEST_F(Versions, each_reply_has_the_scores_of_its_version_while_versions_change) {
+TEST_P(Versions, each_reply_has_the_scores_of_its_version_while_versions_change) {
   constexpr int kSize = 3;
   std::vector<std::string> const texts{"1", "2", "3", "1.5", "1"};
   std::mt19937 random(1);
@@ -110,34 +113,57 @@ TEST_F(Versions, each_reply_has_the_scores_of_its_version_while_versions_change)
   std::map<std::string, std::vector<float>> expected;
   for (auto const& text : texts) expected[text] = scores(text, arrays);
   std::atomic<int> num_done = 0;
-  run_ranks(kSize, [&](std::shared_ptr<comm::Group> const& group) {
-    serve_versions(group, [&](Engine& engine) {
-      std::set<std::string> seen;
-      std::jthread const client([&] {
-        std::vector<std::future<Reply>> replies;
-        while (num_done < kSize) {
-          for (int i = 0; i < 8; ++i) replies.push_back(ask(engine, arrays));
-          for (auto& each : replies) {
-            auto const reply = get(std::move(each));
-            ASSERT_EQ(reply.error, "");
-            ASSERT_EQ(reply.outputs.at(0).values, expected.at(reply.version)) << "version " << reply.version;
-            seen.insert(reply.version);
+  run_ranks(
+      kSize,
+      [&](std::shared_ptr<comm::Group> const& group) {
+        serve_versions(group, [&](Engine& engine) {
+          std::set<std::string> seen;
+          std::jthread const client([&] {
+            std::vector<std::future<Reply>> replies;
+            while (num_done < kSize) {
+              for (int i = 0; i < 8; ++i) replies.push_back(ask(engine, arrays));
+              for (auto& each : replies) {
+                auto const reply = get(std::move(each));
+                ASSERT_EQ(reply.error, "");
+                ASSERT_EQ(reply.outputs.at(0).values, expected.at(reply.version)) << "version " << reply.version;
+                seen.insert(reply.version);
+              }
+              replies.clear();
+            }
+            EXPECT_EQ(seen, (std::set<std::string>{"1", "2", "3", "1.5"}));
+          });
+          for (auto const& text : texts) {
+            if (group->rank() == 0) write(text);
+            ask_until(engine, text, arrays);
+            static_cast<void>(group->wait(*group->barrier()));
           }
-          replies.clear();
-        }
-        EXPECT_EQ(seen, (std::set<std::string>{"1", "2", "3", "1.5"}));
-      });
-      for (auto const& text : texts) {
-        if (group->rank() == 0) write(text);
-        ask_until(engine, text, arrays);
-        static_cast<void>(group->wait(*group->barrier()));
-      }
-      ++num_done;
-    });
-  });
+          ++num_done;
+        });
+      },
+      kMaxLag);
 }
 
-TEST_F(Versions, one_rank_alone_changes_as_well) {
+TEST_P(Versions, ranks_without_requests_change_as_well) {
+  run_ranks(
+      3,
+      [&](std::shared_ptr<comm::Group> const& group) {
+        serve_versions(group, [&](Engine& engine) {
+          // A change begins only when the one before has ended.
+          for (std::string const text : {"2", "3", "4"}) {
+            if (group->rank() == 0) write(text);
+            auto const ends = Clock::now() + 30s;
+            while (engine.model()->manifest().version != text) {
+              ASSERT_LT(Clock::now(), ends) << "version " << text << " did not come";
+              std::this_thread::sleep_for(1ms);
+            }
+            static_cast<void>(group->wait(*group->barrier()));
+          }
+        });
+      },
+      kMaxLag);
+}
+
+TEST_P(Versions, one_rank_alone_changes_as_well) {
   std::mt19937 random(2);
   auto const arrays = random_arrays(random);
   serve_versions(nullptr, [&](Engine& engine) {
@@ -148,28 +174,31 @@ TEST_F(Versions, one_rank_alone_changes_as_well) {
   });
 }
 
-TEST_F(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_the_old_one_goes_on) {
+TEST_P(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_the_old_one_goes_on) {
   std::mt19937 random(3);
   auto const arrays = random_arrays(random);
-  run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
-    serve_versions(group, [&](Engine& engine) {
-      for (std::string const text : {"bad", "other"}) {
-        if (group->rank() == 0) write(text);
-        auto const ends = Clock::now() + 150ms;
-        while (Clock::now() < ends) {
-          auto const reply = get(ask(engine, arrays));
-          ASSERT_EQ(reply.error, "");
-          EXPECT_EQ(reply.version, "1");
-        }
-        static_cast<void>(group->wait(*group->barrier()));
-      }
-      if (group->rank() == 0) write("4");
-      ask_until(engine, "4", arrays);
-    });
-  });
+  run_ranks(
+      2,
+      [&](std::shared_ptr<comm::Group> const& group) {
+        serve_versions(group, [&](Engine& engine) {
+          for (std::string const text : {"bad", "other"}) {
+            if (group->rank() == 0) write(text);
+            auto const ends = Clock::now() + 150ms;
+            while (Clock::now() < ends) {
+              auto const reply = get(ask(engine, arrays));
+              ASSERT_EQ(reply.error, "");
+              EXPECT_EQ(reply.version, "1");
+            }
+            static_cast<void>(group->wait(*group->barrier()));
+          }
+          if (group->rank() == 0) write("4");
+          ask_until(engine, "4", arrays);
+        });
+      },
+      kMaxLag);
 }
 
-TEST_F(Versions, a_new_group_agrees_on_the_version_of_rank_0) {
+TEST_P(Versions, a_new_group_agrees_on_the_version_of_rank_0) {
   std::atomic<bool> is_loaded = false;
   run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
     if (group->rank() == 1) {
@@ -191,7 +220,7 @@ TEST_F(Versions, a_new_group_agrees_on_the_version_of_rank_0) {
   });
 }
 
-TEST_F(Versions, a_rank_that_cannot_load_the_version_of_rank_0_ends_the_agreement) {
+TEST_P(Versions, a_rank_that_cannot_load_the_version_of_rank_0_ends_the_agreement) {
   run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
     VersionKeeper versions(folder_, load(0, 2));
     static_cast<void>(group->wait(*group->barrier()));

@@ -187,7 +187,8 @@ def point(link: Path, package: Path) -> None:
     new.rename(link)
 
 
-def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fetch", ["pairwise", "ring"])
+def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_path: Path, fetch: str) -> None:
     packages = {"v1": package, "v2": other_version(package, tmp_path / "second", "v2")}
     request = request_of(torch.arange(16))
     expected = {
@@ -198,7 +199,7 @@ def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_
     link = tmp_path / "current"
     point(link, package)
     replies: queue.Queue[object] = queue.Queue()
-    with serve(link, tmp_path, ranks=RANKS) as server:
+    with serve(link, tmp_path, "--fetch", fetch, ranks=RANKS) as server:
         for version in ("v2", "v1", "v2", "v1"):
             point(link, packages[version])
             num_new = 0

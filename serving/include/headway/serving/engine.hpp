@@ -73,11 +73,16 @@ class Engine {
 
   /// Adds a version, which batches may use from switch_to() on, and answers peers that ask for it from now on. Requests
   /// for the present version fit it (describe_difference()).
-  /// @throws base::UsageError if the version is there, or the fetcher has only one
+  /// @throws base::UsageError if the version is there, or the fetcher does not take it
   void add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables);
+  /// Do all ranks have to plan_switch() before switch_to()? See RowFetcher::hold_for_switch() for this and the next.
+  [[nodiscard]] bool plans_switches() const;
+  [[nodiscard]] std::uint64_t hold_for_switch();
+  [[nodiscard]] bool plan_switch(std::uint64_t number, std::uint64_t first);
+  void cancel_switch();
   /// Lets later batches use a version that was added.
   void switch_to(std::uint64_t number);
-  /// Waits until no batch of a version is in flight. At most as long as the dense part takes.
+  /// Waits until no batch of a version is in flight, and none will begin.
   void wait_for_batches_of(std::uint64_t number);
   /// Removes a version that no rank has a batch of.
   void remove_model(std::uint64_t number);

@@ -42,8 +42,29 @@ class RowFetcher {
   [[nodiscard]] virtual int size() const = 0;
   /// Adds tables, which all ranks have to add before one of them begins a batch of this version.
   virtual void add_version(std::uint64_t version, std::vector<embedding::ReadTable> tables) = 0;
-  /// Frees tables that no rank has a batch of. @throws base::UsageError if only one version is possible
+  /// Frees tables that no rank has a batch of.
   virtual void remove_version(std::uint64_t version) = 0;
+
+  // Ranks of a ring read one version in each batch, and have to agree on the first batch of another one. Other fetchers
+  // take any version at any time, and have nothing to do here.
+  /// Do ranks have to agree?
+  [[nodiscard]] virtual bool plans_switches() const { return false; }
+  /// Rank 0: chooses the first batch of another version, so that no rank has begun it. Until plan_switch() or
+  /// cancel_switch() this rank begins no batch that would let others come there.
+  /// @param max_in_flight most batches that a rank has begun and not finished
+  /// @returns its number, as all ranks count their batches
+  [[nodiscard]] virtual std::uint64_t hold_for_switch(std::size_t /*max_in_flight*/) { return 0; }
+  /// Batches from number `first` on will read `version`, which was added.
+  /// @returns whether this rank had not begun the batch; otherwise nothing is planned
+  [[nodiscard]] virtual bool plan_switch(std::uint64_t /*version*/, std::uint64_t /*first*/) { return true; }
+  virtual void cancel_switch() {}
+  /// May a batch begin now?
+  [[nodiscard]] virtual bool may_begin() const { return true; }
+  /// Version that the next begin() has to name, if the engine wants `wanted`.
+  [[nodiscard]] virtual std::uint64_t version_of_next(std::uint64_t wanted) { return wanted; }
+  /// Will no later batch of this rank read a version?
+  [[nodiscard]] virtual bool has_left(std::uint64_t /*version*/) const { return true; }
+
   /// Starts to fetch. The features may be freed afterwards.
   /// @throws base::OperationError if a rank is lost
   [[nodiscard]] virtual std::unique_ptr<Fetch> begin(std::uint64_t version,
@@ -67,7 +88,8 @@ class RowFetcher {
                                                                 std::shared_ptr<base::ThreadPool> thread_pool);
 
 /// Fetches by all-to-alls with bounded lag (embedding::ShardedTable): all ranks begin as many batches, and one may be
-/// `max_lag` of the group ahead of the others. It has one version.
+/// `max_lag` of the group ahead of the others. All ranks read the same version in a batch. Versions agree about ids
+/// without a row (ReadTable::reads_unknown_as_zeros).
 /// @param group has two channels; null: this rank is alone
 /// @param key_room keys that a rank sends another one at once; equal on all ranks. More go in a second message
 [[nodiscard]] std::unique_ptr<RowFetcher> make_ring_fetcher(std::shared_ptr<comm::Group> group,
