@@ -122,7 +122,7 @@ def draw(rows: Sequence[tuple[str, int, dict[str, Any]]], path: Path) -> None:
         points = [(rate, found["p99_ms"]) for name, rate, found in rows if name == way and found["answered_per_s"] > 0]
         axes.plot(*zip(*points, strict=True), marker="o", label=way)
     axes.set(xscale="log", yscale="log", xlabel="requests a second", ylabel="99% of answers came within (ms)")
-    axes.set_title("Latency over the rate of requests, with 0 to 10 ms before the ids of a batch")
+    axes.set_title("Each batch waits 0 to 10 ms for its ids")
     axes.legend()
     figure.savefig(path, dpi=120)
     print(f"\n{path}")
