@@ -102,11 +102,11 @@ class FrontServer::Service final : public inference::GRPCInferenceService::Callb
  private:
   [[nodiscard]] Status check_model(std::string const& name, std::string const& version) const {
     if (name != options_.model_name) {
-      return {StatusCode::NOT_FOUND, "there is no model " + name + ", only " + options_.model_name};
+      return {StatusCode::NOT_FOUND, "there is no model " + quoted(name) + ", only " + options_.model_name};
     }
     auto const present = engine_.model()->manifest().version;
     if (version.empty() || version == present) return Status::OK;
-    return {StatusCode::NOT_FOUND, "version " + version + " is not served, but " + present};
+    return {StatusCode::NOT_FOUND, "version " + quoted(version) + " is not served, but " + present};
   }
   [[nodiscard]] Clock::time_point deadline_of(CallbackServerContext const& context,
                                               inference::ModelInferRequest const& request) const {

@@ -45,6 +45,7 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --fetch KIND          how rows come from other ranks: pairwise (default), or ring: all-to-alls with bounded lag
   --max-lag K           with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
+  --max-ids N           most ids of a feature in a request (default: 262144)
   --model-threads N     threads of the dense part (default: 1)
   --cuda-device I       index of the device for packages that are compiled for CUDA (default: 0)
   --metrics HOST:PORT   where Prometheus finds the counters of this rank (default: nowhere)
@@ -82,6 +83,7 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_number("--rank", arguments.rank, 0);
   options.add_number("--size", arguments.size, 1);
   options.add_number("--max-rows", arguments.engine.max_rows, 1);
+  options.add_number("--max-ids", arguments.engine.max_ids, 1);
   options.add_number("--max-queued-rows", arguments.engine.max_queued_rows, 1);
   options.add("--fetch", [&](std::string const& value) {
     base::expects(value == "pairwise" || value == "ring", "--fetch must be pairwise or ring, not \"" + value + "\"");

@@ -33,9 +33,12 @@ template <>
 constexpr char const* kTypeName<float> = "FP32";
 
 std::string text_of(Tensor const& tensor) {
-  std::string text = tensor.datatype() + " [";
-  for (int i = 0; i < tensor.shape_size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(tensor.shape(i));
-  return text + "]";
+  constexpr int kMostDims = 4;
+  std::string text = quoted(tensor.datatype()) + " [";
+  for (int i = 0; i < std::min(tensor.shape_size(), kMostDims); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(tensor.shape(i));
+  }
+  return text + (tensor.shape_size() > kMostDims ? ", ...]" : "]");
 }
 
 /// Arrays that are not in the message: lengths of 1, and contents whose address is not aligned.
@@ -57,7 +60,8 @@ class Tensors {
                          std::to_string(this->message().raw_input_contents_size()) + " raw_input_contents");
     }
     for (int i = 0; i < inputs.size(); ++i) {
-      if (!by_name_.emplace(inputs[i].name(), i).second) throw RequestError(inputs[i].name() + " is there twice");
+      if (!by_name_.emplace(inputs[i].name(), i).second)
+        throw RequestError(quoted(inputs[i].name()) + " is there twice");
     }
   }
 
@@ -80,7 +84,7 @@ class Tensors {
   }
   [[nodiscard]] std::span<std::int32_t const> ones(std::size_t count) { return owned_->ones.emplace_back(count, 1); }
   void expect_all_taken() const {
-    if (!by_name_.empty()) throw RequestError("the model has no input " + by_name_.begin()->first);
+    if (!by_name_.empty()) throw RequestError("the model has no input " + quoted(by_name_.begin()->first));
   }
   [[nodiscard]] std::shared_ptr<void const> memory() const { return owned_; }
 
@@ -101,6 +105,10 @@ class Tensors {
     return static_cast<std::size_t>(shape[0]) * std::max<std::size_t>(1, width);
   }
 
+  template <class Repeated>
+  static auto span_of(Repeated const& values) {
+    return std::span(values.data(), static_cast<std::size_t>(values.size()));
+  }
   template <class T>
   [[nodiscard]] std::span<T const> contents_of(int index) {
     if (message().raw_input_contents_size() == 0) {
@@ -122,11 +130,6 @@ class Tensors {
     return {reinterpret_cast<T const*>(copy.data()), bytes.size() / sizeof(T)};
   }
 
-  template <class Repeated>
-  static auto span_of(Repeated const& values) {
-    return std::span(values.data(), static_cast<std::size_t>(values.size()));
-  }
-
   std::shared_ptr<Owned> owned_;
   std::map<std::string, int> by_name_;  ///< Indices of the inputs that are not taken.
 };
@@ -135,8 +138,11 @@ std::vector<std::size_t> wanted_outputs(ModelInferRequest const& request, Manife
   std::vector<std::size_t> wanted;
   for (auto const& output : request.outputs()) {
     auto const found = std::ranges::find(manifest.outputs, output.name());
-    if (found == manifest.outputs.end()) throw RequestError("the model has no output " + output.name());
-    wanted.push_back(static_cast<std::size_t>(found - manifest.outputs.begin()));
+    if (found == manifest.outputs.end()) throw RequestError("the model has no output " + quoted(output.name()));
+    auto const index = static_cast<std::size_t>(found - manifest.outputs.begin());
+    // A name takes a few bytes, and an output many: a repetition would make replies of any size.
+    if (std::ranges::find(wanted, index) != wanted.end()) throw RequestError(output.name() + " is wanted twice");
+    wanted.push_back(index);
   }
   if (wanted.empty()) {
     for (std::size_t i = 0; i < manifest.outputs.size(); ++i) wanted.push_back(i);
@@ -145,6 +151,18 @@ std::vector<std::size_t> wanted_outputs(ModelInferRequest const& request, Manife
 }
 
 }  // namespace
+
+std::string quoted(std::string text) {
+  constexpr std::size_t kMostBytes = 100;
+  if (text.size() > kMostBytes) {
+    auto end = kMostBytes;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80U) --end;  // Whole characters of UTF-8.
+    text.replace(end, std::string::npos, "...");
+  }
+  std::ranges::replace_if(
+      text, [](char each) { return (each >= 0 && each < ' ') || each == '\x7f'; }, '?');
+  return text;
+}
 
 Request parse_request(std::shared_ptr<ModelInferRequest const> message, Manifest const& manifest) {
   static_cast<void>(wanted_outputs(*message, manifest));

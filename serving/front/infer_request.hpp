@@ -6,6 +6,7 @@
 #include "open_inference.pb.h"
 
 #include <memory>
+#include <string>
 
 namespace headway::serving {
 
@@ -22,6 +23,10 @@ namespace headway::serving {
 /// @throws RequestError if `request` asks for an output that the model has not
 void write_response(inference::ModelInferRequest const& request, Reply const& reply, Manifest const& manifest,
                     inference::ModelInferResponse& response);
+
+/// The beginning of a text of a request, without control characters. Errors must stay short, since gRPC sends them in a
+/// header, and clients refuse headers of more than 8 KiB. A zero would end the text of the error.
+[[nodiscard]] std::string quoted(std::string text);
 
 /// Describes the tensors of requests and replies.
 void describe_model(Manifest const& manifest, inference::ModelMetadataResponse& response);

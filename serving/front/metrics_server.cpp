@@ -12,6 +12,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,20 @@ ClientMetric::Histogram histogram_of(LatencyHistogram const& from) {
   return histogram;
 }
 
+/// Numbers from 1 on; the last stands for all above.
+ClientMetric::Histogram histogram_of(std::span<std::uint64_t const> counts) {
+  ClientMetric::Histogram histogram;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    auto const number = static_cast<double>(i + 1);
+    histogram.sample_count += counts[i];
+    histogram.sample_sum += number * static_cast<double>(counts[i]);
+    bool const is_last = i + 1 == counts.size();
+    histogram.bucket.push_back({.cumulative_count = histogram.sample_count,
+                                .upper_bound = is_last ? std::numeric_limits<double>::infinity() : number});
+  }
+  return histogram;
+}
+
 class EngineMetrics final : public prometheus::Collectable {
  public:
   explicit EngineMetrics(Engine const& engine) : engine_(engine) {}
@@ -70,6 +85,11 @@ class EngineMetrics final : public prometheus::Collectable {
     }
     add_number(families, "batches_total", "Batches that were answered.", MetricType::Counter, statistics.batches);
     add_number(families, "batch_rows_total", "Rows of these batches.", MetricType::Counter, statistics.rows);
+    auto& in_flight =
+        add(families, "batches_in_flight", "Batches in flight when one began, with it.", MetricType::Histogram);
+    in_flight.metric.emplace_back().histogram = histogram_of(statistics.in_flight);
+    add_number(families, "refused_versions_total", "New versions that were refused.", MetricType::Counter,
+               statistics.refused_versions);
     add_number(families, "queued_rows", "Rows that wait for a batch.", MetricType::Gauge, statistics.queued_rows);
     add_number(families, "ready", "1 if requests are taken.", MetricType::Gauge, engine_.is_ready() ? 1 : 0);
     auto& version = add(families, "version_info", "Version of the model.", MetricType::Gauge);

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -137,6 +138,8 @@ nlohmann::json json_of(LoadResult const& result) {
                       {"versions", result.versions},
                       {"sent_late_p99_ms", ms(result.sent_late.quantile(0.99))},
                       {"refused_p99_ms", ms(result.refused.quantile(0.99))}};
+  auto const count = static_cast<double>(std::max<std::uint64_t>(1, result.answered.count()));
+  line["mean_ms"] = ms(result.answered.sum()) / count;
   for (auto const& [name, q] : {std::pair("p50_ms", 0.5), {"p90_ms", 0.9}, {"p99_ms", 0.99}, {"p999_ms", 0.999}}) {
     line[name] = ms(result.answered.quantile(q));
   }

@@ -37,6 +37,7 @@ void add_to(std::chrono::nanoseconds& average, std::chrono::nanoseconds value) {
 void add_to(EngineStatistics& statistics, BatchRecord const& batch) {
   ++statistics.batches;
   statistics.rows += batch.items;
+  ++statistics.in_flight[std::clamp<std::size_t>(batch.in_flight, 1, statistics.in_flight.size()) - 1];
   for (auto const accepted : batch.accepted) {
     std::chrono::nanoseconds left = batch.replied - accepted;
     auto const add = [&](Stage stage, std::chrono::nanoseconds time) {
@@ -92,6 +93,13 @@ Reply Admission::accept(PendingPtr& request) {
 }
 
 void Admission::expect_fits(PendingRequest& request) const {
+  auto const& features = model_->manifest().features;
+  for (std::size_t i = 0; i < std::min(features.size(), request.request.features.size()); ++i) {
+    if (auto const size = request.request.features[i].ids.size(); size > options_.max_ids) {
+      throw RequestError(features[i].name + ".ids has " + std::to_string(size) + " ids, and the limit is " +
+                         std::to_string(options_.max_ids));
+    }
+  }
   request.sizes = sizes_of(request.request, model_->manifest());
   auto const most = room();
   auto const expect_most = [](char const* what, std::size_t size, std::size_t limit) {
@@ -211,6 +219,11 @@ void Admission::add(BatchRecord const& batch) {
   if (last_reply_ > batch.taken) add_to(batch_interval_, batch.replied - last_reply_);  // It did not wait for requests.
   last_reply_ = batch.replied;
   add_to(statistics_, batch);
+}
+
+void Admission::count_refused_version() {
+  std::lock_guard const lock(mutex_);
+  ++statistics_.refused_versions;
 }
 
 EngineStatistics Admission::statistics() const {

@@ -64,6 +64,7 @@ class Admission {
   [[nodiscard]] Reply refuse_as(Outcome outcome, std::string error);
   /// Counts a batch and its requests, and learns how long batches take.
   void add(BatchRecord const& batch);
+  void count_refused_version();
   [[nodiscard]] EngineStatistics statistics() const;
 
  private:

@@ -30,7 +30,8 @@ class Events {
   void add(BatchRecord const& batch) {
     auto const row = row_for(batch);
     auto const name = "batch " + std::to_string(batch.number);
-    slice(row, name, batch.taken, batch.replied, {{"items", batch.items}, {"requests", batch.accepted.size()}});
+    slice(row, name, batch.taken, batch.replied,
+          {{"items", batch.items}, {"requests", batch.accepted.size()}, {"in_flight", batch.in_flight}});
     slice(row, "delay", batch.taken, batch.fetch_began);
     slice(row, "fetch", batch.fetch_began, batch.fetched);
     slice(row, "dense queue", batch.handed_over, batch.dense_began);

@@ -301,7 +301,7 @@ bool Engine::Loop::begin_batch() {
   auto const now = Clock::now();
   auto [model, requests] = admission_.take_batch(now, is_forced);
   if (model == nullptr) return false;
-  Batch batch{.record = {.number = num_batches_++, .taken = now},
+  Batch batch{.record = {.number = num_batches_++, .in_flight = batches_.size() + 1, .taken = now},
               .model = std::move(model),
               .requests = std::move(requests),
               .keys_known = now,
@@ -494,6 +494,7 @@ bool Engine::plans_switches() const { return loop_->plans_switches(); }
 std::uint64_t Engine::hold_for_switch() { return loop_->hold_for_switch(); }
 bool Engine::plan_switch(std::uint64_t number, std::uint64_t first) { return loop_->plan_switch(number, first); }
 void Engine::cancel_switch() { loop_->cancel_switch(); }
+void Engine::count_refused_version() { loop_->admission().count_refused_version(); }
 void Engine::switch_to(std::uint64_t number) { loop_->switch_to(number); }
 void Engine::wait_for_batches_of(std::uint64_t number) { loop_->wait_for_batches_of(number); }
 void Engine::remove_model(std::uint64_t number) { loop_->remove_model(number); }

@@ -87,7 +87,7 @@ std::vector<embedding::ReadTable> read_tables(Manifest const& manifest, std::fil
     auto const own = static_cast<std::uint32_t>(rank), all = static_cast<std::uint32_t>(num_ranks);
     embedding::load_records(sources_of(manifest.saved, folder, own, all), targets, own, all);
   } catch (std::exception const& error) {
-    throw PackageError("the tables of " + folder.string() + " cannot be read: " + error.what());
+    throw PackageError((folder / "tables").string() + " cannot be read: " + error.what());
   }
   for (std::size_t index = 0; index < tables.size(); ++index) tables[index].rows = std::move(rows[index]);
   return tables;

@@ -187,6 +187,7 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
     } catch (PackageError const& error) {
       if (refused_ == 0) {
         base::log(base::LogLevel::kWarning, "serving", 0, std::string("no new version: ") + error.what());
+        engine.count_refused_version();
       }
       refused_ = number;  // Say it once.
     }
@@ -208,6 +209,7 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
       continue;
     }
     base::log(base::LogLevel::kWarning, "serving", 0, "a new version is refused: " + failure);
+    engine.count_refused_version();
     refused_ = number;
     if (next_.model == nullptr) continue;
     ranks.tell_all({Kind::kDrop, number});
@@ -250,7 +252,11 @@ void VersionKeeper::change(Engine& engine, Ranks& ranks) {
 void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
   auto const wanted = ranks.hear(0);
   auto const failure = prepare(wanted.text.data(), wanted.number);
-  if (failure.empty()) engine.add_model(next_.model, next_.tables);
+  if (failure.empty()) {
+    engine.add_model(next_.model, next_.tables);
+  } else {
+    engine.count_refused_version();
+  }
   ranks.tell_leader({failure.empty() ? Kind::kReady : Kind::kFailed, wanted.number, failure});
   auto next = ranks.hear(0);
   if (next.kind == Kind::kPlan) {

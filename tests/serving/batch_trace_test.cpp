@@ -21,6 +21,7 @@ using nlohmann::json;
 BatchRecord batch_at(std::uint64_t number, Clock::time_point begin) {
   return {.number = number,
           .items = 7,
+          .in_flight = 2,
           .accepted = {begin - 2ms, begin - 1ms},
           .taken = begin,
           .fetch_began = begin + 1ms,
@@ -55,7 +56,7 @@ TEST(BatchTrace, stages_follow_each_other_and_batches_in_flight_have_rows_of_the
     if (event.value("tid", 0) != 1) continue;
     if (name == "batch 0") {
       EXPECT_DOUBLE_EQ(event.at("dur"), 10'000);
-      EXPECT_EQ(event.at("args"), json({{"items", 7}, {"requests", 2}}));
+      EXPECT_EQ(event.at("args"), json({{"items", 7}, {"requests", 2}, {"in_flight", 2}}));
     }
     if (name == "delay" && end_of_delay == 0) {
       EXPECT_DOUBLE_EQ(event.at("dur"), 1000);

@@ -150,7 +150,7 @@ TEST(Engine, a_batch_begins_when_it_is_full_or_its_first_request_has_waited) {
 }
 
 TEST(Engine, a_request_that_does_not_fit_is_refused_and_others_are_served) {
-  auto const rank = serve(nullptr, {.max_rows = 10});
+  auto const rank = serve(nullptr, {.max_rows = 10, .max_ids = 100});
   std::mt19937 random(3);
   auto const good = random_arrays(random);
   auto const error_of = [&](std::function<void(Arrays&)> const& change) {
@@ -166,6 +166,11 @@ TEST(Engine, a_request_that_does_not_fit_is_refused_and_others_are_served) {
   EXPECT_EQ(error_of([](Arrays& each) { each.users.clear(), each.user_lengths = {0}; }),
             "user.lengths: each list has exactly one id");
   EXPECT_EQ(error_of([](Arrays& each) { each.prices.push_back(1); }).substr(0, 10), "price has ");
+  EXPECT_EQ(error_of([](Arrays& each) {
+              each.topics.assign(101, 1);
+              each.topic_lengths[0] = 101;
+            }),
+            "topics.ids has 101 ids, and the limit is 100");
   EXPECT_EQ(error_of([](Arrays& each) { each = {}; }), "the request has no items");
   EXPECT_EQ(error_of([](Arrays& each) { each.num_items = {-5}; }), "items: a number is negative");
   EXPECT_EQ(error_of([](Arrays& each) {

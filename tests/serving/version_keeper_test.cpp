@@ -191,6 +191,7 @@ TEST_P(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_
             }
             static_cast<void>(group->wait(*group->barrier()));
           }
+          EXPECT_EQ(engine.statistics().refused_versions, group->rank() == 0 ? 2 : 1);
           if (group->rank() == 0) write("4");
           ask_until(engine, "4", arrays);
         });

@@ -28,6 +28,7 @@ _PASSED_ON = {
     "--fetch": ("KIND", "how rows come from other ranks: pairwise (default), or ring: all-to-alls with bounded lag"),
     "--max-lag": ("K", "with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)"),
     "--max-queued-rows": ("N", "items of a rank that may wait; more are refused (default: 65536)"),
+    "--max-ids": ("N", "most ids of a feature in a request (default: 262144)"),
     "--model-threads": ("N", "threads of the dense part of a rank (default: 1)"),
     "--tls-certificate": ("FILE", "encrypts connections; in PEM format, as the files of the next options"),
     "--tls-key": ("FILE", "key of the certificate"),

@@ -419,6 +419,8 @@ def test_prometheus_sees_what_a_rank_did(package: Path, tmp_path: Path) -> None:
     assert float(values["headway_serving_batch_rows_total"]) == 12
     assert float(values['headway_serving_peer_wait_seconds_count{peer="1"}']) == 3
     assert float(values["headway_serving_ready"]) == 1
+    assert float(values['headway_serving_batches_in_flight_bucket{le="1"}']) == 3  # Each reply came before the next.
+    assert float(values["headway_serving_refused_versions_total"]) == 0
     assert float(values['headway_serving_version_info{version="v1"}']) == 1
     assert float(values['headway_serving_stage_seconds_count{stage="dense"}']) == 3
     total = float(values['headway_serving_stage_seconds_sum{stage="total"}'])

@@ -20,6 +20,7 @@ struct Arrival {
 struct BatchRecord {
   std::uint64_t number = 0;                    ///< Batches of a rank are counted from 0.
   std::size_t items = 0;                       ///< All its requests have so many.
+  std::size_t in_flight = 0;                   ///< Batches in flight when it began, with it.
   std::vector<Clock::time_point> accepted{};   ///< (requests) When each request that was answered came.
   Clock::time_point taken{};                   ///< Its requests left the queue.
   Clock::time_point fetch_began{};             ///< Its keys were known.

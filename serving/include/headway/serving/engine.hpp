@@ -24,6 +24,8 @@ struct EngineOptions {
   std::size_t max_rows = 512;                ///< Most items of a batch. The largest bucket is a limit, too.
   std::chrono::microseconds batch_delay{0};  ///< Longest wait of a request for others of its batch.
   std::size_t max_in_flight = 3;             ///< Batches between their keys and their replies.
+  /// Most ids of one feature in a request. Each takes a row of memory on the rank that gets the request.
+  std::size_t max_ids = 1 << 18;
   /// Items and bytes of requests that wait for a batch. A request beyond them is refused.
   std::size_t max_queued_rows = 1 << 16;
   std::size_t max_queued_bytes = std::size_t{256} << 20;
@@ -42,6 +44,10 @@ struct EngineStatistics {
   std::array<std::uint64_t, kNumOutcomes> requests{};  ///< By Outcome.
   std::array<LatencyHistogram, kNumStages> stages{};   ///< By Stage, of answered requests.
   std::uint64_t batches = 0, rows = 0;                 ///< Rows of answered batches.
+  /// Batches by the number that was in flight when they began, from 1; the last counts all above. More than one means
+  /// that the rank made use of its lag.
+  std::array<std::uint64_t, 8> in_flight{};
+  std::uint64_t refused_versions = 0;
   /// By rank: time from the keys of a batch to the rows of another rank.
   std::map<int, LatencyHistogram> peer_waits{};
   std::size_t queued_rows = 0;  ///< Now.
@@ -84,6 +90,8 @@ class Engine {
   void switch_to(std::uint64_t number);
   /// Waits until no batch of a version is in flight, and none will begin.
   void wait_for_batches_of(std::uint64_t number);
+  /// Counts a version that was not taken.
+  void count_refused_version();
   /// Removes a version that no rank has a batch of.
   void remove_model(std::uint64_t number);
 

@@ -10,9 +10,8 @@
 
 namespace headway::serving {
 
-/// Counts durations in buckets whose limits grow by an eighth to a quarter of their power of two, so quantiles are
-/// exact to 12%. From 1 ns to 2 minutes; longer ones count as 2 minutes. Example: the buckets from 8 to 16 ns have the
-/// limits 9, 10, ..., 16.
+/// Counts durations in 64 buckets for each power of two, so quantiles are exact to 1.6%. From 1 ns to 2 minutes; longer
+/// ones count as 2 minutes. Example: the buckets from 128 to 256 ns have the limits 129, 131, ..., 255.
 class LatencyHistogram {
  public:
   void add(std::chrono::nanoseconds duration) {
@@ -23,7 +22,7 @@ class LatencyHistogram {
   }
   [[nodiscard]] std::uint64_t count() const { return count_; }
   [[nodiscard]] std::chrono::nanoseconds sum() const { return sum_; }
-  /// Durations up to a limit, exact to 12% of it.
+  /// Durations up to a limit, exact to 1.6% of it.
   [[nodiscard]] std::uint64_t count_up_to(std::chrono::nanoseconds limit) const {
     std::uint64_t count = 0;
     for (std::size_t i = 0; i < kNumBuckets && limit_of(i) <= limit; ++i) count += counts_[i];
@@ -42,17 +41,17 @@ class LatencyHistogram {
 
  private:
   static constexpr std::int64_t kMost = (std::int64_t{1} << 37) - 1;
-  static constexpr std::size_t kParts = 8, kNumBuckets = 38 * kParts;
+  static constexpr std::size_t kPower = 6, kParts = 1 << kPower, kNumBuckets = (38 - kPower + 1) * kParts;
 
   static std::size_t index_of(std::uint64_t value) {
     if (value < kParts) return static_cast<std::size_t>(value);
-    auto const power = static_cast<std::size_t>(std::bit_width(value)) - 1;  // From 3.
-    return (power - 2) * kParts + static_cast<std::size_t>(value >> (power - 3)) - kParts;
+    auto const power = static_cast<std::size_t>(std::bit_width(value)) - 1;  // From kPower.
+    return (power - kPower + 1) * kParts + static_cast<std::size_t>(value >> (power - kPower)) - kParts;
   }
   static std::chrono::nanoseconds limit_of(std::size_t index) {
     if (index < kParts) return std::chrono::nanoseconds(index);
-    std::size_t const power = index / kParts + 2, part = index % kParts;
-    return std::chrono::nanoseconds((std::uint64_t{kParts + part + 1} << (power - 3)) - 1);
+    std::size_t const power = index / kParts + kPower - 1, part = index % kParts;
+    return std::chrono::nanoseconds((std::uint64_t{kParts + part + 1} << (power - kPower)) - 1);
   }
 
   std::array<std::uint64_t, kNumBuckets> counts_{};
