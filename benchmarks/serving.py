@@ -8,29 +8,30 @@ their latency counts from when they were due. A rate is held if the 99% quantile
 Settings delay the keys of each batch by a random time, as if a service had to be asked for features: none
 (``balanced``), 0 to 10 ms (``random``), 0 to 10 ms more on a rank for each place of it (``heterogeneous``), or 10 ms in
 the mean on the last rank alone (``straggler``). Systems are ``ring K``, all-to-alls with a lag of K, and ``pairwise``.
+
+``kserve whole`` and ``kserve sharded`` are a server in Python, as a user would write it: KServe's, with the model in
+eager mode and batches of an asyncio queue (``serving_peers/kserve_dlrm.py``). It needs ``kserve``, and has no delays.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import signal
-import socket
 import statistics
-import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from headway.cli.built_programs import program_path
 from headway.serving import Bucket
 
 from benchmarks.harness.arguments import make_parser
+from benchmarks.harness.dlrm_requests import row_law
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
+from benchmarks.harness.served_dlrm import Trial, expect_programs, run_load, serve_package
+from benchmarks.serving_peers.kserve_ranks import TABLES, kserve_versions, serve_with_kserve
 from dlrm_examples.dlrm_inference.model import DlrmConfig
 from dlrm_examples.dlrm_inference.serving import export_dlrm
 from dlrm_examples.support.command_line import at_least as whole_number
@@ -41,21 +42,26 @@ DESCRIPTION = "serving: highest rate that holds a p99, over a ring with lag and 
 
 _SETTINGS = ("balanced", "random", "heterogeneous", "straggler")
 _SYSTEMS = ("ring 0", "ring 1", "ring 2", "ring 4", "pairwise")
-_START_S, _STOP_S = 120, 60
-_LEAST_ANSWERED = 0.99
+_KSERVE = tuple(f"kserve {tables}" for tables in TABLES)
 _STEPS = 5  #: Halvings of the range of rates.
+_EIGHTHS = (1, 2, 3, 4, 6, 8)  #: Buckets of the package, in eighths of --max-rows. A batch computes a whole bucket.
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = make_parser("serving", DESCRIPTION, ranks=(2,), rounds=3)
     parser.add_argument("--package", type=Path, help="of an exported DLRM (default: one is made)")
-    parser.add_argument("--systems", nargs="+", choices=_SYSTEMS, default=list(_SYSTEMS), metavar="SYSTEM")
+    parser.add_argument("--systems", nargs="+", choices=(*_SYSTEMS, *_KSERVE), default=list(_SYSTEMS), metavar="SYSTEM",
+                        help=f"{', '.join((*_SYSTEMS, *_KSERVE))} (default: those of Headway)")  # fmt: skip
     parser.add_argument("--settings", nargs="+", choices=_SETTINGS, default=["random"], metavar="SETTING")
+    parser.add_argument("--kserve-python", type=Path, default=Path(sys.executable), metavar="PYTHON",
+                        help="interpreter with kserve and torch (default: this one)")  # fmt: skip
+    parser.add_argument("--rows", type=row_law, default=row_law("64"), metavar="ROWS",
+                        help="items of a request: a number, several that are equally likely (100,200,200), or dlrm-v2, "
+                        "the sizes of MLPerf's queries (default: 64)")  # fmt: skip
     parser.add_argument("--cores-of-load", default="", metavar="LIST", help="of the load generator, as for taskset")
     for name, default, text in (
         ("--divide-rows", 1, "tables have one Nth of the rows of Criteo Kaggle"),
-        ("--rows", 64, "items of a request"),
         ("--max-rows", 512, "most items of a batch"),
         ("--batch-delay", 1000, "microseconds that a request waits for others"),
         ("--p99", 60, "milliseconds that 99%% of the answers may take"),
@@ -65,33 +71,27 @@ def main(argv: Sequence[str]) -> int:
     return measure_and_report("serving", parser, parser.parse_args(argv), measure=measure, format_points=format_points)
 
 
-class Trial(NamedTuple):
-    """One run of the load generator; its line of results, and the rate that was offered (0: a closed loop)."""
-
-    offered: float
-    result: dict[str, Any]
-
-    def holds(self, p99_ms: float) -> bool:
-        statuses = self.result["statuses"]
-        answered = statuses.get("OK", 0) / max(1, sum(statuses.values()))
-        return bool(answered >= _LEAST_ANSWERED and self.result["p99_ms"] <= p99_ms)
-
-
 def measure(options: argparse.Namespace) -> list[Point]:
     """Measures a point for each number of ranks, setting and system. Rounds let the systems take turns.
 
     Raises:
-        BenchmarkError: the programs are not built, or a rank does not start.
+        BenchmarkError: the programs are not built, kserve is missing, or a rank does not start.
     """
-    if not program_path("headway_serve").exists():
-        raise BenchmarkError("headway_serve is not built, as gRPC was not found")
+    expect_programs()
+    has_kserve = not set(_KSERVE).isdisjoint(options.systems)
+    options.kserve_versions = kserve_versions(options.kserve_python) if has_kserve else ""
+    if has_kserve and options.settings != ["balanced"]:
+        raise BenchmarkError("kserve is compared in the setting balanced alone")
+    if max(options.rows.sizes) > options.max_rows:
+        raise BenchmarkError(f"--rows has requests of more than --max-rows {options.max_rows}")
+    config = dlrm_config(options)
     points = []
     with tempfile.TemporaryDirectory() as folder_name:
         package = options.package
         if package is None:
             package = Path(folder_name) / "package"
-            sizes = tuple(max(1, rows // options.divide_rows) for rows in KAGGLE_CARDINALITIES)
-            export_dlrm(package, DlrmConfig(table_rows=sizes), buckets=[Bucket(options.max_rows)])
+            sizes = sorted({max(1, options.max_rows * part // 8) for part in _EIGHTHS})
+            export_dlrm(package, config, buckets=[Bucket(size) for size in sizes])
         for num_ranks in options.ranks:
             for setting in options.settings:
                 trials: dict[str, list[Trial]] = {system: [] for system in options.systems}
@@ -116,41 +116,35 @@ def delay_us(setting: str, rank: int, num_ranks: int) -> int:
     return 10_000 if setting == "straggler" and rank == num_ranks - 1 else 0
 
 
-@contextlib.contextmanager
+def dlrm_config(options: argparse.Namespace) -> DlrmConfig:
+    """Sizes of the model, by ``--divide-rows``."""
+    return DlrmConfig(table_rows=tuple(max(1, rows // max(1, options.divide_rows)) for rows in KAGGLE_CARDINALITIES))
+
+
+def num_ids(options: argparse.Namespace) -> int:
+    """The ids of all features are below it: the rows of the largest table."""
+    return max(dlrm_config(options).table_rows)
+
+
 def _serve(
     options: argparse.Namespace, package: Path, num_ranks: int, setting: str, system: str
-) -> Iterator[list[str]]:
-    """Starts all ranks. Yields their addresses."""
-    kind, _, lag = system.partition(" ")
-    ports = _free_ports(num_ranks)
-    with tempfile.TemporaryDirectory() as store, contextlib.ExitStack() as stack:
-        ranks = []
-        for rank, port in enumerate(ports):
-            command = [str(program_path("headway_serve")), "--package", str(package), "--store", store]
-            command += ["--rank", str(rank), "--size", str(num_ranks), "--address", f"127.0.0.1:{port}"]
-            command += ["--max-rows", str(options.max_rows), "--batch-delay", str(options.batch_delay)]
-            command += ["--key-delay", str(delay_us(setting, rank, num_ranks)), "--fetch", kind]
-            command += ["--max-lag", lag] if lag else []
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            stack.callback(_stop, process)
-            ranks.append(process)
-        for process in ranks:
-            assert process.stdout is not None
-            if " serves version " not in process.stdout.readline():
-                raise BenchmarkError(f"a rank did not start: {process.args!r}")
-        try:
-            yield [f"127.0.0.1:{port}" for port in ports]
-        finally:
-            for process in ranks:  # All at once: a rank that drains waits for the others.
-                process.send_signal(signal.SIGTERM)
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+) -> contextlib.AbstractContextManager[list[str]]:
+    """Starts all ranks. The context has their addresses."""
+    kind, _, detail = system.partition(" ")
+    if system in _KSERVE:
+        return serve_with_kserve(
+            options.kserve_python,
+            dlrm_config(options),
+            num_ranks=num_ranks,
+            tables="whole" if detail == "whole" else "sharded",
+            max_rows=options.max_rows,
+            batch_delay_us=options.batch_delay,
+            num_ids=num_ids(options),
+        )
+    words = ["--max-rows", str(options.max_rows), "--batch-delay", str(options.batch_delay), "--fetch", kind]
+    words += ["--max-lag", detail] if detail else []
+    delays = [delay_us(setting, rank, num_ranks) for rank in range(num_ranks)]
+    return serve_package(package, num_ranks, [[*words, "--key-delay", str(delay)] for delay in delays])
 
 
 def _highest_rate(options: argparse.Namespace, package: Path, addresses: Sequence[str]) -> Trial:
@@ -169,17 +163,15 @@ def _highest_rate(options: argparse.Namespace, package: Path, addresses: Sequenc
 
 
 def _load(options: argparse.Namespace, package: Path, addresses: Sequence[str], *words: str) -> Trial:
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "result.json"
-        command = ["taskset", "-c", options.cores_of_load] if options.cores_of_load else []
-        command += [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
-        command += ["--rows", str(options.rows), "--seconds", str(options.seconds), "--json", str(results)]
-        command += ["--ids", str(max(KAGGLE_CARDINALITIES) // max(1, options.divide_rows)), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds + 120)
-        if done.returncode != 0:
-            raise BenchmarkError(done.stderr.strip() or f"headway_load ended with {done.returncode}")
-        result = json.loads(results.read_text())
-        return Trial(float(result["offered_per_s"]), result)
+    return run_load(
+        package,
+        addresses,
+        words,
+        rows=options.rows.argument,
+        num_ids=num_ids(options),
+        seconds=options.seconds,
+        cores=options.cores_of_load,
+    )
 
 
 def _make_point(
@@ -191,7 +183,7 @@ def _make_point(
     ratios = [mine.offered / first.offered for mine, first in zip(own, firsts, strict=True) if first.offered > 0]
     return Point(
         name="serving",
-        params={"ranks": num_ranks, "setting": setting, "rows": options.rows, "max_rows": options.max_rows,
+        params={"ranks": num_ranks, "setting": setting, "rows": options.rows.label, "max_rows": options.max_rows,
                 "batch_delay_us": options.batch_delay, "p99_ms": options.p99, "divide_rows": options.divide_rows},
         system=system,
         samples=len(own),
@@ -204,6 +196,8 @@ def _make_point(
             "p50_ms": statistics.median(trial.result["p50_ms"] for trial in own),
             "p99_ms": statistics.median(trial.result["p99_ms"] for trial in own),
             "sent_late_p99_ms": max(trial.result["sent_late_p99_ms"] for trial in own),
+            **({"ratio_low": min(ratios), "ratio_high": max(ratios)} if ratios else {}),
+            **({"versions": options.kserve_versions} if system in _KSERVE else {}),
         },
     )  # fmt: skip
 
@@ -225,11 +219,3 @@ def format_points(points: Sequence[Point]) -> str:
         for point in points
     ]
     return format_table(header, rows)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
