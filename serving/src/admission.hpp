@@ -72,6 +72,7 @@ class Admission {
   [[nodiscard]] Reply refusal(Outcome outcome, std::string error);
   [[nodiscard]] Sizes room() const;
   void expect_fits(PendingRequest& request) const;
+  /// Time that the deadline of a request has to leave.
   [[nodiscard]] std::chrono::nanoseconds expected_time(std::size_t rows) const;
 
   EngineOptions const& options_;
