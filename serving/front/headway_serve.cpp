@@ -236,9 +236,9 @@ void serve(Arguments arguments, sigset_t const& signals) {
     if (signal == SIGUSR1) write_trace();
   }
   keeper.request_stop();
-  keeper.join();
-  engine.refuse_new();
+  engine.refuse_new();  // At once: the keeper may be reading a version.
   front.update_health();
+  keeper.join();
   engine.drain();
   write_trace();
 }

@@ -256,9 +256,6 @@ void Engine::Loop::switch_to(std::uint64_t number) {
     auto const found = models_.find(number);
     base::expects(found != models_.end(), "switch_to: the version was not added");
     admission_.set_model(found->second);
-    for (auto& request : admission_.take_too_large()) {
-      refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the request");
-    }
   });
 }
 
@@ -296,6 +293,9 @@ bool Engine::Loop::is_preparing() const {
 }
 
 bool Engine::Loop::begin_batch() {
+  for (auto& request : admission_.take_too_large()) {
+    refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the request");
+  }
   if (batches_.size() >= options_.max_in_flight) return false;
   bool const is_forced = fetcher_->must_begin() && !is_preparing();
   auto const now = Clock::now();

@@ -144,6 +144,17 @@ std::string VersionKeeper::prepare(std::filesystem::path const& folder, std::uin
   }
 }
 
+std::string VersionKeeper::add_next(Engine& engine) {
+  try {
+    engine.add_model(next_.model, next_.tables);
+    return "";
+  } catch (base::UsageError const& error) {
+    auto failure = next_.folder.string() + ": " + error.what();
+    next_ = {};
+    return failure;
+  }
+}
+
 void VersionKeeper::agree(comm::Group& group) {
   Ranks ranks(&group, {});
   if (ranks.leads()) {
@@ -197,7 +208,9 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
     }
     auto failure = prepare(package_, number);
     if (failure.empty()) {
-      engine.add_model(next_.model, next_.tables);
+      failure = add_next(engine);
+    }
+    if (failure.empty()) {
       ranks.tell_all({Kind::kLoad, number, next_.folder.string()});
       failure = ranks.failure_of_others();
     }
@@ -251,12 +264,9 @@ void VersionKeeper::change(Engine& engine, Ranks& ranks) {
 
 void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
   auto const wanted = ranks.hear(0);
-  auto const failure = prepare(wanted.text.data(), wanted.number);
-  if (failure.empty()) {
-    engine.add_model(next_.model, next_.tables);
-  } else {
-    engine.count_refused_version();
-  }
+  auto failure = prepare(wanted.text.data(), wanted.number);
+  if (failure.empty()) failure = add_next(engine);
+  if (!failure.empty()) engine.count_refused_version();
   ranks.tell_leader({failure.empty() ? Kind::kReady : Kind::kFailed, wanted.number, failure});
   auto next = ranks.hear(0);
   if (next.kind == Kind::kPlan) {

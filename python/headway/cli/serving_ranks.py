@@ -7,8 +7,8 @@ ended by itself would do so again, so all are ended.
 
 With ``drains`` the loop also looks at the package. For another version it lets all ranks answer what they have accepted
 and end, and starts them with the new one, so there is never memory for two versions. Example: a link points to v1, and
-then to v2. v2 is checked. All ranks get SIGTERM, and start with v2 once they have ended. If one of them cannot serve
-it, all start with v1 again, and v2 is refused.
+then to v2. v2 is checked. All ranks get SIGTERM, and start with v2 once they have ended. If one of them ends by itself
+within ten minutes, or three do by signals, as for lack of memory, all start with v1 again, and v2 is refused.
 
 Invariant: all ranks are started with the same folder.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 _POLL_S = 0.1
+_TRIAL_S, _MOST_DEATHS = 600.0, 2  #: A new version has so long, and so many lost ranks.
 _QUICK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 0.5, 30.0
 
 
@@ -42,7 +43,10 @@ class ServingRanks:
         self._package = package
         self._drains = drains
         self._served = package.resolve() if drains else package
-        self._before: Path | None = None  # Served before the last restart.
+        self._before: Path | None = None  # Served before the last restart, while the new version is on trial.
+        self._trial_ends = 0.0
+        self._num_deaths = 0  # By signals, during the trial.
+        self._signalled: set[int] = set()  # Processes that were told to end.
         self._refused: Path | None = None
         self._next: Path | None = None  # Served once all ranks have drained.
         self._is_ending = False
@@ -60,32 +64,47 @@ class ServingRanks:
         status = 0
         while True:
             ended = self._take_ended()
+            if self._is_ending or self._next is not None:
+                self._drain()  # A process may have been started while the signal came.
+            if time.monotonic() > self._trial_ends:
+                self._before = None
             if self._is_ending:
                 status = next((each for each in (status, *ended.values()) if each != 0), 0)
                 if not self._processes:
                     return abs(status)
             elif self._next is not None:
                 if not self._processes:
-                    self._before, self._served, self._next = self._served, self._next, None
-                    self._start_all()
+                    self._restart()
             else:
                 for rank, status_of_rank in ended.items():
+                    self._num_deaths += status_of_rank < 0
+                    if self._before is not None and (status_of_rank >= 0 or self._num_deaths > _MOST_DEATHS):
+                        self._return_to(self._before)
+                        break
                     if status_of_rank < 0:
                         self._plan_start(rank, -status_of_rank)
-                    elif self._before is not None:
-                        self._return_to(self._before)
                     else:
                         status = status_of_rank or 1
                         self._end()
-                for rank in [rank for rank, when in self._start_at.items() if when <= time.monotonic()]:
-                    self._start(rank)
-                if self._drains and self._next is None:
-                    self._look_at_package()
+                if not self._is_ending and self._next is None:
+                    for rank in [rank for rank, when in self._start_at.items() if when <= time.monotonic()]:
+                        self._start(rank)
+                    if self._drains:
+                        self._look_at_package()
             time.sleep(_POLL_S)
 
     def _start_all(self) -> None:
         for rank in range(self._size):
-            self._start(rank)
+            if not self._is_ending:
+                self._start(rank)
+
+    def _restart(self) -> None:
+        """Serves the next version. It is on trial, unless it is the one before."""
+        assert self._next is not None
+        is_return = self._next == self._before
+        self._before, self._served, self._next = None if is_return else self._served, self._next, None
+        self._trial_ends, self._num_deaths = time.monotonic() + _TRIAL_S, 0
+        self._start_all()
 
     def _start(self, rank: int) -> None:
         self._start_at.pop(rank, None)
@@ -106,6 +125,7 @@ class ServingRanks:
             status = process.poll()
             if status is not None:
                 ended[rank] = status
+                self._signalled.discard(process.pid)
                 del self._processes[rank]
         return ended
 
@@ -137,8 +157,10 @@ class ServingRanks:
 
     def _drain(self) -> None:
         self._start_at.clear()
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
+        for process in list(self._processes.values()):
+            if process.pid not in self._signalled:
+                self._signalled.add(process.pid)
+                process.send_signal(signal.SIGTERM)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         for process in self._processes.values():

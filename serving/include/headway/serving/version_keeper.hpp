@@ -57,6 +57,8 @@ class VersionKeeper {
   void follow(Engine& engine, Ranks& ranks);
   /// Loads a version, and checks that requests for the present one fit it. @returns why not; empty if it is loaded
   [[nodiscard]] std::string prepare(std::filesystem::path const& folder, std::uint64_t number);
+  /// Adds the prepared version to the engine. @returns why not; empty if it is there
+  [[nodiscard]] std::string add_next(Engine& engine);
   /// Agrees on the first batch of a version. @returns why not; empty if all ranks have planned it
   [[nodiscard]] static std::string plan(Engine& engine, Ranks& ranks, std::uint64_t number);
   void change(Engine& engine, Ranks& ranks);
