@@ -18,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -224,9 +225,16 @@ void serve(Arguments arguments, sigset_t const& signals) {
     arguments.engine.on_batch = [&trace](BatchRecord const& batch) { trace.add(batch); };
   }
   Engine engine(model, std::move(fetcher), arguments.engine);
-  FrontServer front(engine, arguments.front);
+  std::optional<FrontServer> listener;
   std::optional<MetricsServer> metrics;
-  if (!arguments.metrics.empty()) metrics.emplace(arguments.metrics, engine);
+  try {
+    listener.emplace(engine, arguments.front);
+    if (!arguments.metrics.empty()) metrics.emplace(arguments.metrics, engine);
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "headway_serve: %s\n", error.what());
+    std::_Exit(1);  // The destructor of the engine would wait for the other ranks, which serve on.
+  }
+  auto& front = *listener;
   std::printf("rank %d of %d serves version %s of %s on port %d\n", arguments.rank, arguments.size,
               model->manifest().version.c_str(), arguments.front.model_name.c_str(), front.port());
   std::fflush(stdout);

@@ -9,6 +9,7 @@ import platform
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -381,6 +382,16 @@ def test_a_wrong_file_for_tls_is_named(package: Path, tmp_path: Path) -> None:
         command = [str(program_path("headway_serve")), "--package", str(package), "--address", "127.0.0.1:0", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
         assert done.returncode in (1, 2) and error in done.stderr, done.stderr
+
+
+def test_a_taken_port_ends_all_ranks_with_an_error(package: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 1  # Rank 1 has the port that is taken.
+        command = [sys.executable, "-m", "headway_launcher", "serve", str(package), "--ranks", "2"]
+        done = subprocess.run([*command, "--port", str(port)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"127.0.0.1:{port + 1}" in done.stderr, done.stderr
 
 
 def test_a_trace_shows_batches_of_all_ranks(package: Path, tmp_path: Path) -> None:
