@@ -149,12 +149,12 @@ def _serve(
 
 def _highest_rate(options: argparse.Namespace, package: Path, addresses: Sequence[str]) -> Trial:
     """Searches the highest rate that is held. Returns its trial, or that of the lowest rate if none is."""
-    closed = _load(options, package, addresses, "--clients", str(8 * len(addresses)))
+    closed = load_at(options, package, addresses, "--clients", str(8 * len(addresses)))
     low, high = 0.0, 1.3 * closed.result["answered_per_s"]
     best: Trial | None = None
     for _ in range(_STEPS):
         rate = (low + high) / 2
-        trial = _load(options, package, addresses, "--rate", f"{rate:.1f}")
+        trial = load_at(options, package, addresses, "--rate", f"{rate:.1f}")
         if trial.holds(options.p99):
             low, best = rate, trial
         else:
@@ -162,7 +162,8 @@ def _highest_rate(options: argparse.Namespace, package: Path, addresses: Sequenc
     return best or Trial(0.0, trial.result)
 
 
-def _load(options: argparse.Namespace, package: Path, addresses: Sequence[str], *words: str) -> Trial:
+def load_at(options: argparse.Namespace, package: Path, addresses: Sequence[str], *words: str) -> Trial:
+    """Runs ``headway load`` with the requests of the options; ``words`` are a rate or a number of clients."""
     return run_load(
         package,
         addresses,

@@ -32,9 +32,9 @@ from benchmarks.harness.dlrm_requests import DLRM_V2, row_law
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.served_dlrm import expect_programs, run_load, serve_package
+from benchmarks.harness.served_dlrm import expect_programs, serve_package
 from benchmarks.harness.torch_ranks import run_torch_ranks
-from benchmarks.serving import dlrm_config, num_ids
+from benchmarks.serving import dlrm_config, load_at, num_ids
 from benchmarks.serving_peers.loadgen_client import (
     LoadGenSettings,
     Scenario,
@@ -116,7 +116,7 @@ def _measure_server(options: argparse.Namespace, package: Path, num_ranks: int) 
     with serve_package(package, num_ranks, [words] * num_ranks, cores=options.cores_of_ranks) as addresses:
         rates = options.rates
         if not rates:
-            closed = _run_own(options, package, addresses, "--clients", str(8 * num_ranks))
+            closed = load_at(options, package, addresses, "--clients", str(8 * num_ranks)).result
             rates = [share * closed["answered_per_s"] for share in (0.25, 0.5)]
         for rate in rates:
             title = f"Server, {num_ranks} ranks, {rate:.0f} requests/s"
@@ -137,7 +137,7 @@ def _server_runs(
     options: argparse.Namespace, package: Path, addresses: list[str], rate: float
 ) -> dict[str, Callable[[int], Result]]:
     return {
-        _OWN: lambda seed: _run_own(options, package, addresses, "--rate", f"{rate:.2f}", "--seed", str(seed)),
+        _OWN: lambda seed: load_at(options, package, addresses, "--rate", f"{rate:.2f}", "--seed", str(seed)).result,
         _LOADGEN: lambda seed: run_loadgen(
             _loadgen_settings(options, "Server", addresses, rate=rate, seed=seed), cores=options.cores_of_load
         ),
@@ -172,9 +172,9 @@ def _measure_offline(options: argparse.Namespace, package: Path, num_ranks: int)
             return run(addresses)
 
     def run_own(seed: int) -> Result:
-        return served(lambda addresses: _run_own(
+        return served(lambda addresses: load_at(
             options, package, addresses, "--clients", str(in_flight), "--timeout", str(_OFFLINE_TIMEOUT_MS)
-        ))  # fmt: skip
+        ).result)  # fmt: skip
 
     expected = run_own(0)["answered_per_s"]
     runs: dict[str, Callable[[int], Result]] = {
@@ -282,18 +282,6 @@ def _median(results: Sequence[Result], name: str) -> float | None:
 
 def _not_answered(result: Result) -> int:
     return sum(count for status, count in result["statuses"].items() if status != "OK")
-
-
-def _run_own(options: argparse.Namespace, package: Path, addresses: Sequence[str], *words: str) -> Result:
-    return run_load(
-        package,
-        addresses,
-        words,
-        rows=options.rows.argument,
-        num_ids=num_ids(options),
-        seconds=options.seconds,
-        cores=options.cores_of_load,
-    ).result
 
 
 def _loadgen_settings(

@@ -33,12 +33,12 @@ from benchmarks.harness.arguments import make_parser
 from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from benchmarks.harness.serve_command import Expected, Load, LoadRun, expected_replies, headway_serve, write_log
+from benchmarks.harness.serve_command import Load, LoadRun, expected_replies, headway_serve, write_log
 from benchmarks.harness.served_dlrm import are_free, expect_programs, free_ports
+from benchmarks.serving import dlrm_config
 from dlrm_examples.dlrm_inference.model import DlrmConfig
 from dlrm_examples.dlrm_inference.serving import DENSE, export_dlrm, table_name
 from dlrm_examples.support.command_line import at_least as whole_number
-from dlrm_examples.support.data.criteo import KAGGLE_CARDINALITIES
 
 DESCRIPTION = "serving trials: bits, lost ranks, versions, overload, idle ranks, long runs"
 
@@ -81,8 +81,7 @@ class _Prepared:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
-        sizes = tuple(max(1, rows // options.divide_rows) for rows in KAGGLE_CARDINALITIES)
-        config = DlrmConfig(table_rows=sizes)
+        config = dlrm_config(options)
         requests = _draw_requests(config, options.requests)
         self.packages = [folder / "v0", folder / "v1"]
         self.expected: dict[str, list[int]] = {}
@@ -101,8 +100,7 @@ class _Prepared:
         new.rename(self.link)
 
     def start(self, addresses: Sequence[str], *words: str, seconds: int) -> Load:
-        expected: Expected = self.expected
-        return Load(self.packages[0], addresses, *words, log=self.log, expected=expected, seconds=seconds)
+        return Load(self.packages[0], addresses, *words, log=self.log, expected=self.expected, seconds=seconds)
 
     def closed_loop(self, addresses: Sequence[str], seconds: int) -> LoadRun:
         """Clients that wait for their replies."""

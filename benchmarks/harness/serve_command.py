@@ -22,11 +22,9 @@ from headway.cli.built_programs import program_path
 from headway.serving import Predictor, Request
 
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.served_dlrm import stop_rank
+from benchmarks.harness.served_dlrm import BEYOND_LOAD_S, START_S, stop_rank
 
-_START_S = 120
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_BEYOND_LOAD_S = 120  #: Time of a run of the load generator beyond its ``--seconds``.
 
 #: CRC-32 of the right reply to each request, by version of the model.
 Expected = Mapping[str, Sequence[int]]
@@ -52,7 +50,7 @@ class ServedRanks:
         Raises:
             BenchmarkError: it does not come in time.
         """
-        ends = time.monotonic() + _START_S
+        ends = time.monotonic() + START_S
         while self.log.read_text().count(text) < count:
             if self.process.poll() is not None or time.monotonic() > ends:
                 raise BenchmarkError(f"{text!r} did not come: {self.log.read_text()[-2000:]}")
@@ -190,7 +188,7 @@ class Load:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._expected = expected
-        self._limit_s = seconds + _BEYOND_LOAD_S
+        self._limit_s = seconds + BEYOND_LOAD_S
         self._files = Path(self._folder.name) / "result.json", Path(self._folder.name) / "replies.jsonl"
         command = [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
         command += ["--log", str(log), "--seconds", str(seconds), "--json", str(self._files[0])]
@@ -200,7 +198,7 @@ class Load:
     def stop(self) -> LoadRun:
         """Ends the load early. See ``finish()``."""
         self.process.send_signal(signal.SIGTERM)
-        self._limit_s = _BEYOND_LOAD_S
+        self._limit_s = BEYOND_LOAD_S
         return self.finish()
 
     def finish(self) -> LoadRun:

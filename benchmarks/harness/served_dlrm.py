@@ -19,9 +19,9 @@ from headway.cli.built_programs import program_path
 
 from benchmarks.harness.errors import BenchmarkError
 
-_START_S, _STOP_S = 120, 60
+START_S, _STOP_S = 120, 60  #: Limits of the start and of the end of all ranks.
 _LEAST_ANSWERED = 0.99
-_BEYOND_LOAD_S = 120  #: Time of a run of the load generator beyond its ``--seconds``.
+BEYOND_LOAD_S = 120  #: Time of a run of the load generator beyond its ``--seconds``.
 
 
 class Trial(NamedTuple):
@@ -74,7 +74,7 @@ def serve_package(
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             stack.callback(stop_rank, process)
             ranks.append(process)
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + START_S
         for process in ranks:
             if " serves version " not in first_line(process, deadline):
                 raise BenchmarkError(f"a rank did not start: {process.args!r}")
@@ -137,9 +137,9 @@ def run_load(
         command += [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
         command += ["--rows", rows, "--ids", str(num_ids), "--seconds", str(seconds), "--json", str(results), *words]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _BEYOND_LOAD_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + BEYOND_LOAD_S)
         except subprocess.TimeoutExpired:
-            raise BenchmarkError(f"headway_load did not end within {seconds + _BEYOND_LOAD_S} s") from None
+            raise BenchmarkError(f"headway_load did not end within {seconds + BEYOND_LOAD_S} s") from None
         if done.returncode != 0:
             raise BenchmarkError(done.stderr.strip() or f"headway_load ended with {done.returncode}")
         result = json.loads(results.read_text())

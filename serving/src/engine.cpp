@@ -35,6 +35,7 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -108,7 +109,19 @@ class Engine::Loop {
   void sleep();
 
   /// Runs `work` on the thread of the loop, and waits for it. @throws what it throws
-  void run_on_loop(std::function<void()> work);
+  /// @returns what it returns
+  template <class Work>
+  std::invoke_result_t<Work> run_on_loop(Work work) {
+    auto const task = std::make_shared<std::packaged_task<std::invoke_result_t<Work>()>>(std::move(work));
+    auto done = task->get_future();
+    {
+      std::lock_guard const lock(mutex_);
+      base::expects(!is_over_, "the engine has ended");
+      work_.emplace_back([task] { (*task)(); });
+    }
+    wake_up_->ring();
+    return done.get();
+  }
   void do_work();
   /// Ends the loop.
   void end() {
@@ -209,18 +222,6 @@ void Engine::Loop::do_work() {
   for (auto const& each : work) each();
 }
 
-void Engine::Loop::run_on_loop(std::function<void()> work) {
-  auto const task = std::make_shared<std::packaged_task<void()>>(std::move(work));
-  auto done = task->get_future();
-  {
-    std::lock_guard const lock(mutex_);
-    base::expects(!is_over_, "the engine has ended");
-    work_.emplace_back([task] { (*task)(); });
-  }
-  wake_up_->ring();
-  done.get();
-}
-
 void Engine::Loop::add_model(std::shared_ptr<ServedModel const> model, std::vector<embedding::ReadTable> tables) {
   run_on_loop([&] {
     auto const number = model->manifest().number;
@@ -230,21 +231,15 @@ void Engine::Loop::add_model(std::shared_ptr<ServedModel const> model, std::vect
 }
 
 bool Engine::Loop::plans_switches() {
-  bool plans = false;
-  run_on_loop([&] { plans = fetcher_->plans_switches(); });
-  return plans;
+  return run_on_loop([&] { return fetcher_->plans_switches(); });
 }
 
 std::uint64_t Engine::Loop::hold_for_switch() {
-  std::uint64_t first = 0;
-  run_on_loop([&] { first = fetcher_->hold_for_switch(options_.max_in_flight); });
-  return first;
+  return run_on_loop([&] { return fetcher_->hold_for_switch(options_.max_in_flight); });
 }
 
 bool Engine::Loop::plan_switch(std::uint64_t number, std::uint64_t first) {
-  bool is_planned = false;
-  run_on_loop([&] { is_planned = fetcher_->plan_switch(number, first); });
-  return is_planned;
+  return run_on_loop([&] { return fetcher_->plan_switch(number, first); });
 }
 
 void Engine::Loop::cancel_switch() {
@@ -260,15 +255,11 @@ void Engine::Loop::switch_to(std::uint64_t number) {
 }
 
 void Engine::Loop::wait_for_batches_of(std::uint64_t number) {
-  bool is_there = true;
-  while (is_there) {
-    run_on_loop([&] {
-      is_there =
-          (is_connected_ && !fetcher_->has_left(number)) ||
-          std::ranges::any_of(batches_, [&](Batch const& batch) { return batch.model->manifest().number == number; });
-    });
-    if (is_there) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  auto const is_there = [&] {
+    return (is_connected_ && !fetcher_->has_left(number)) ||
+           std::ranges::any_of(batches_, [&](Batch const& batch) { return batch.model->manifest().number == number; });
+  };
+  while (run_on_loop(is_there)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Engine::Loop::remove_model(std::uint64_t number) {
