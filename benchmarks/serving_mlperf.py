@@ -39,7 +39,6 @@ from benchmarks.serving_peers.loadgen_client import (
     LoadGenSettings,
     Scenario,
     expect_loadgen,
-    loadgen_version,
     run_loadgen,
 )
 from dlrm_examples.dlrm_inference.serving import export_dlrm
@@ -225,8 +224,8 @@ def server_points(params: dict[str, Any], rounds: Sequence[dict[str, Result]]) -
         extra: dict[str, Any] = {name: _median(own, name) for name in (*_COMPARED, "p999_ms", "answered_rows_per_s")}
         extra["not_answered"] = sum(_not_answered(each) for each in own)
         if system == _LOADGEN:
-            extra |= {"valid_runs": sum(each["is_valid"] for each in own), "limit_ms": own[0]["limit_ms"]}
-            extra["version"] = loadgen_version()
+            extra |= {"valid_runs": sum(each["is_valid"] for each in own)}
+            extra |= {name: own[0][name] for name in ("limit_ms", "version")}
             for name in _COMPARED:
                 ratios = [each[_LOADGEN][name] / each[_OWN][name] for each in rounds if each[_OWN].get(name)]
                 if ratios:
@@ -258,7 +257,7 @@ def offline_points(params: dict[str, Any], rounds: Sequence[dict[str, Result]]) 
         if system != _LOOP:
             extra["not_answered"] = sum(_not_answered(each[system]) for each in rounds)
         if system == _LOADGEN:
-            extra["version"] = loadgen_version()
+            extra["version"] = rounds[0][system]["version"]
         points.append(
             Point(
                 name="serving_mlperf",

@@ -24,6 +24,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -94,17 +95,10 @@ def expect_loadgen() -> None:
     message_types()
 
 
-def loadgen_version() -> str:
-    """Version of the package."""
-    from importlib.metadata import version
-
-    return version("mlcommons-loadgen")
-
-
 def run_loadgen(
     settings: LoadGenSettings, *, cores: str = "", meanwhile: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Runs LoadGen once, and returns its results, with the names of those of ``headway load``.
+    """Runs LoadGen once, and returns its results, with the names of those of ``headway load``, and its version.
 
     Args:
         settings: of the run.
@@ -134,7 +128,7 @@ def run_loadgen(
         if process.returncode != 0:
             raise BenchmarkError(f"LoadGen ended with {process.returncode}: {log.read_text().strip()[-300:]}")
         found: dict[str, Any] = json.loads(results.read_text())
-        return found
+        return found | {"version": version("mlcommons-loadgen")}
 
 
 def parse_summary(text: str) -> dict[str, Any]:

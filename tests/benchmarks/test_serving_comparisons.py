@@ -134,21 +134,26 @@ def client_result(p50_ms: float, **others: Any) -> dict[str, Any]:
     return {"answered_per_s": 50.0, "answered_rows_per_s": 9000.0, "statuses": statuses} | latencies | others
 
 
+def loadgen_result(p50_ms: float, **others: Any) -> dict[str, Any]:
+    return client_result(p50_ms, is_valid=True, limit_ms=60.0, version="6.0", **others)
+
+
 def test_ratios_of_the_clients_are_taken_within_a_round() -> None:
     rounds = [
-        {"headway load": client_result(own), "loadgen": client_result(other, is_valid=True, limit_ms=60.0)}
+        {"headway load": client_result(own), "loadgen": loadgen_result(other)}
         for own, other in ((1.0, 1.1), (10.0, 10.0), (100.0, 90.0))
     ]
     own, loadgen = serving_mlperf.server_points({"scenario": "Server", "rate": 50.0}, rounds)
     assert own.extra["p50_ms"] == 10 and "p50_ratio" not in own.extra
     assert loadgen.extra["p50_ratio"] == 1 and loadgen.extra["valid_runs"] == 3 and loadgen.extra["not_answered"] == 3
     assert (loadgen.extra["p50_ratio_low"], loadgen.extra["p50_ratio_high"]) == pytest.approx((0.9, 1.1))
+    assert loadgen.extra["version"] == "6.0"
     assert "1.00x (0.90 to 1.10)" in serving_mlperf.format_points([own, loadgen])
 
 
 def test_offline_is_compared_with_the_closed_loop_of_its_round() -> None:
     rounds = [
-        {"dlrm_inference": {"answered_rows_per_s": loop}, "loadgen": client_result(1.0, answered_rows_per_s=served)}
+        {"dlrm_inference": {"answered_rows_per_s": loop}, "loadgen": loadgen_result(1.0, answered_rows_per_s=served)}
         for loop, served in ((100.0, 90.0), (200.0, 200.0), (100.0, 80.0))
     ]
     loop, loadgen = serving_mlperf.offline_points({"scenario": "Offline"}, rounds)

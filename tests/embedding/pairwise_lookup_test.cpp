@@ -192,33 +192,48 @@ TEST(PairwiseLookup, a_batch_that_is_destroyed_early_leaves_later_ones_right) {
   });
 }
 
+/// A thread sleeps until it is woken. The group may call wake() until it is destroyed, so both share it.
+class Sleeper {
+ public:
+  void wake() {
+    std::lock_guard const lock(mutex_);
+    is_woken_ = true;
+    changed_.notify_one();
+  }
+  /// @returns false: 20 s have passed
+  [[nodiscard]] bool sleep() {
+    std::unique_lock lock(mutex_);
+    bool const was_woken = changed_.wait_for(lock, 20s, [&] { return is_woken_; });
+    is_woken_ = false;
+    return was_woken;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_woken_ = false;
+};
+
 TEST(PairwiseLookup, sleeping_ranks_are_woken_by_keys_and_by_rows) {
   std::atomic<int> num_finished = 0;
   run_groups(2, {}, [&](comm::Group& group) {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool is_woken = false;
+    auto const sleeper = std::make_shared<Sleeper>();
     PairwiseLookup lookup(&group);
     lookup.add_version(1, read_tables(group.rank(), 2));
     PairwiseLookup::BatchPtr begun;
     std::mt19937 random(7);
     auto const batch = random_batch(random);
     if (group.rank() == 0) begun = lookup.begin(1, batch.features());
-    auto const wake = [&] {
-      std::lock_guard const lock(mutex);
-      is_woken = true;
-      changed.notify_one();
-    };
     std::size_t num_answers = 0;
     while (group.rank() == 0 ? !lookup.poll(*begun) : num_answers == 0) {
       num_answers += lookup.answer();
       if (num_answers > 0) break;
       std::vector<PairwiseLookup::Batch*> batches;
       if (begun != nullptr) batches.push_back(begun.get());
-      lookup.wake_on_arrival(batches, wake);
-      std::unique_lock lock(mutex);
-      ASSERT_TRUE(changed.wait_for(lock, 20s, [&] { return is_woken; })) << "rank " << group.rank() << " sleeps";
-      is_woken = false;
+      lookup.wake_on_arrival(batches, [sleeper] { sleeper->wake(); });
+      bool const was_woken = sleeper->sleep();
+      EXPECT_TRUE(was_woken) << "rank " << group.rank();
+      if (!was_woken) break;
     }
     ++num_finished;
     while (num_finished < 2) std::this_thread::sleep_for(1ms);

@@ -84,8 +84,8 @@ class PairwiseLookup {
 
   /// Answers the keys of other ranks that have come. @returns the number of answers
   std::size_t answer();
-  /// Calls `wake` on another thread when poll() or answer() may find something new. It may be called too often. A
-  /// message that arrived before this call counts.
+  /// Calls `wake` on another thread when poll() or answer() may find something new. It may be called too often, and
+  /// until the group is destroyed, so it shares what it uses. A message that arrived before this call counts.
   /// @param batches those that are not finished
   void wake_on_arrival(std::span<Batch* const> batches, std::function<void()> const& wake);
 

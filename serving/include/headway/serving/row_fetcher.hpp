@@ -74,7 +74,8 @@ class RowFetcher {
   /// Answers the keys of peers. @returns whether there were any
   /// @throws base::OperationError if a rank is lost
   virtual bool answer_peers() = 0;
-  /// Lets `wake` be called, on another thread, when a call here may find something new. It may be called too often.
+  /// Lets `wake` be called, on another thread, when a call here may find something new. It may be called too often, and
+  /// after this object is destroyed.
   virtual void wake_on_change(std::function<void()> const& wake) = 0;
   /// Says that this rank will begin no batch any more. @returns whether all ranks have said so; until then go on to
   /// answer_peers()
