@@ -36,6 +36,25 @@ StatusCode code_of(Outcome outcome) {
   return StatusCode::UNKNOWN;
 }
 
+/// gRPC does not say why it cannot listen. With TLS, a listener without it finds out whether the address is the reason.
+[[noreturn]] void throw_why_not_listening(FrontOptions const& options) {
+  if (!options.tls.certificate.empty()) {
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    auto const queue = builder.AddCompletionQueue();  // Without calls to serve, a server needs one.
+    auto const server = builder.BuildAndStart();
+    if (server != nullptr) server->Shutdown();
+    queue->Shutdown();
+    if (server != nullptr && port != 0) {
+      throw base::UsageError("TLS does not take the files: " + options.tls.certificate.string() + " and " +
+                             options.tls.key.string() + " do not belong together, or one of them is damaged");
+    }
+  }
+  throw base::SystemError("listening", EADDRINUSE, "on " + options.address);
+}
+
 ServerUnaryReactor* finish(CallbackServerContext& context, Status const& status = Status::OK) {
   auto* const reactor = context.DefaultReactor();
   reactor->Finish(status);
@@ -54,10 +73,11 @@ class FrontServer::Service final : public inference::GRPCInferenceService::Callb
     builder.SetMaxReceiveMessageSize(static_cast<int>(options_.max_message_bytes));
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A port that is taken is an error.
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0) throw base::SystemError("listening", EADDRINUSE, "on " + options_.address);
+    if (server_ == nullptr || port_ == 0) throw_why_not_listening(options_);
     update_health();
   }
-  ~Service() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  /// Waits for replies that are being sent. Clients that watch the health of the server do not end by themselves.
+  ~Service() override { server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2)); }
   Service(Service const&) = delete;
   Service& operator=(Service const&) = delete;
 

@@ -199,7 +199,9 @@ bool must_end(sigset_t const& signals) {
 }
 
 void serve(Arguments arguments, sigset_t const& signals) {
-  VersionKeeper versions(arguments.package, [&](auto const& folder) { return load(folder, arguments); });
+  auto const note = arguments.store.empty() ? std::filesystem::path() : arguments.store / ("served." + arguments.group);
+  VersionKeeper versions(
+      arguments.package, [&](auto const& folder) { return load(folder, arguments); }, note);
   Connector connector(arguments, versions);
   auto fetcher = connector.connect([&] { return !must_end(signals); });
   if (fetcher == nullptr) return;

@@ -197,6 +197,11 @@ std::vector<PendingPtr> Admission::take_all() {
   return queue_.take_all();
 }
 
+void Admission::put_back(std::vector<PendingPtr> requests) {
+  std::lock_guard const lock(mutex_);
+  queue_.put_back(std::move(requests));
+}
+
 Clock::time_point Admission::next_event(bool can_begin) const {
   std::lock_guard const lock(mutex_);
   auto next = queue_.first_deadline();

@@ -57,6 +57,8 @@ class Admission {
   /// Takes requests that were accepted for an earlier model, and do not fit the present one.
   [[nodiscard]] std::vector<PendingPtr> take_too_large();
   [[nodiscard]] std::vector<PendingPtr> take_all();
+  /// Puts requests back into the queue that were taken last, in their order.
+  void put_back(std::vector<PendingPtr> requests);
   /// When take_late() or, if `can_begin`, take_batch() will find something.
   [[nodiscard]] Clock::time_point next_event(bool can_begin) const;
 

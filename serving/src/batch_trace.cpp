@@ -95,8 +95,12 @@ class Events {
 
 void BatchTrace::add(BatchRecord const& batch) {
   std::lock_guard const lock(mutex_);
-  if (batches_.size() == capacity_) batches_.pop_front();
   batches_.push_back(batch);
+  num_requests_ += batch.accepted.size();
+  while (batches_.size() > most_batches_ || (num_requests_ > most_requests_ && batches_.size() > 1)) {
+    num_requests_ -= batches_.front().accepted.size();
+    batches_.pop_front();
+  }
 }
 
 void BatchTrace::write(std::filesystem::path const& path) const {

@@ -6,11 +6,13 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace headway::serving {
 
-/// How the ranks of a group stop together: a barrier that all of them enter once they begin no more batches.
+/// How the ranks of a group stop: together, by a barrier that all of them enter once they begin no more batches; or one
+/// of them ends the group.
 class Departure {
  public:
   /// @param group null: this rank is alone
@@ -23,6 +25,10 @@ class Departure {
     if (!group_->test(*barrier_)) return false;
     if (auto const status = barrier_->status(); !status.ok()) throw base::OperationError(status);
     return true;
+  }
+  /// See RowFetcher::abort().
+  void abort(std::string const& reason) {
+    if (group_ != nullptr) group_->admin().abort(reason);
   }
   /// See RowFetcher::wake_on_change().
   void wake_on_change(std::function<void()> const& wake) {

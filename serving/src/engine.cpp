@@ -134,13 +134,15 @@ class Engine::Loop {
   bool begin_batch();
   [[nodiscard]] bool is_preparing() const;
   bool send_keys();
-  /// Gives a batch the version that its fetch has to read. Requests without room in it are refused.
-  void set_version(Batch& batch, Sizes& sizes);
+  /// Gives a batch the version that its fetch has to read. Requests for which it has no room go to a later batch.
+  /// @returns the sizes of the batch
+  Sizes set_version(Batch& batch);
   bool take_rows();
   bool take_outputs();
   void finish(Batch& batch, DenseRun& run);
   void expire();
   void refuse(PendingRequest& request, Outcome outcome, std::string error);
+  void refuse_too_large(PendingRequest& request);
   void refuse_all(Outcome outcome, std::string const& error);
   void fail(std::string const& error);
   [[nodiscard]] std::string late_error(Batch const* batch) const;
@@ -285,7 +287,7 @@ bool Engine::Loop::is_preparing() const {
 
 bool Engine::Loop::begin_batch() {
   for (auto& request : admission_.take_too_large()) {
-    refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the request");
+    refuse_too_large(*request);
   }
   if (batches_.size() >= options_.max_in_flight) return false;
   bool const is_forced = fetcher_->must_begin() && !is_preparing();
@@ -318,9 +320,7 @@ bool Engine::Loop::send_keys() {
       continue;
     }
     batch->record.fetch_began = Clock::now();
-    Sizes sizes;
-    for (auto const& request : batch->requests) sizes += request->sizes;
-    set_version(*batch, sizes);
+    auto const sizes = set_version(*batch);
     auto const& model = *batch->model;
     auto const inputs = std::make_shared<BatchInputs>(model.manifest(), model.merged(), model.part_for(sizes));
     for (auto const& request : batch->requests) {
@@ -334,17 +334,32 @@ bool Engine::Loop::send_keys() {
   return has_sent;
 }
 
-void Engine::Loop::set_version(Batch& batch, Sizes& sizes) {
+Sizes Engine::Loop::set_version(Batch& batch) {
   auto const wanted = batch.model->manifest().number;
   auto const number = fetcher_->version_of_next(wanted);
-  if (number == wanted) return;
-  batch.model = models_.at(number);
-  if (batch.model->room().holds(sizes)) return;
+  if (number != wanted) batch.model = models_.at(number);
+  auto const room = batch.model->room();
+  Sizes sizes;
+  std::vector<PendingPtr> kept, later;
   for (auto& request : batch.requests) {
-    refuse(*request, Outcome::kInvalid, "the new version of the model has no bucket for the batch");
+    auto with_this = sizes;
+    with_this += request->sizes;
+    if (!room.holds(request->sizes)) {
+      refuse_too_large(*request);
+    } else if (later.empty() && room.holds(with_this)) {
+      sizes = with_this;
+      kept.push_back(std::move(request));
+    } else {
+      later.push_back(std::move(request));
+    }
   }
-  batch.requests.clear();
-  sizes = {};
+  batch.requests = std::move(kept);
+  admission_.put_back(std::move(later));
+  return sizes;
+}
+
+void Engine::Loop::refuse_too_large(PendingRequest& request) {
+  refuse(request, Outcome::kInvalid, "the new version of the model has no bucket for the request");
 }
 
 bool Engine::Loop::take_rows() {
@@ -383,7 +398,11 @@ bool Engine::Loop::take_outputs() {
     auto const batch =
         std::ranges::find_if(batches_, [&](Batch const& each) { return each.record.number == run.batch; });
     if (batch == batches_.end()) continue;  // The group failed meanwhile.
-    finish(*batch, run);
+    try {
+      finish(*batch, run);
+    } catch (std::exception const& error) {
+      for (auto& request : batch->requests) refuse(*request, Outcome::kFailed, error.what());
+    }
     batches_.erase(batch);
   }
   return !ended.empty();
@@ -447,6 +466,7 @@ void Engine::Loop::refuse_all(Outcome outcome, std::string const& error) {
 
 void Engine::Loop::fail(std::string const& error) {
   base::log(base::LogLevel::kWarning, "serving", fetcher_->rank(), "requests are refused: " + error);
+  if (is_connected_) fetcher_->abort(error);  // Peers would wait for this rank.
   is_connected_ = false;
   admission_.fail(error);
   refuse_all(Outcome::kUnavailable, error);

@@ -31,6 +31,7 @@ class PairwiseFetcher final : public RowFetcher {
     departure_.wake_on_change(wake);
   }
   [[nodiscard]] bool leave() override { return departure_.leave(); }
+  void abort(std::string const& reason) override { departure_.abort(reason); }
 
  private:
   class PairwiseFetch final : public Fetch {

@@ -5,14 +5,28 @@
 
 #include <algorithm>
 #include <deque>
+#include <exception>
+#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace headway::serving {
 
-/// A request that the engine has accepted. The loop replies to it once.
+/// A request that the engine has accepted. The loop replies to it once. If an exception ends the work on it, its
+/// destructor does.
 struct PendingRequest {
+  PendingRequest() = default;
+  PendingRequest(PendingRequest const&) = delete;
+  PendingRequest& operator=(PendingRequest const&) = delete;
+  ~PendingRequest() {
+    if (!reply) return;
+    try {
+      reply({.outcome = Outcome::kFailed, .error = "an internal error has ended the batch of the request"});
+    } catch (std::exception const&) {  // There is nobody to tell.
+    }
+  }
+
   Request request;
   Sizes sizes;
   std::size_t num_bytes = 0;
@@ -30,6 +44,16 @@ class RequestQueue {
     bytes_ += request->num_bytes;
     first_deadline_ = std::min(first_deadline_, request->deadline);
     requests_.push_back(std::move(request));
+  }
+  /// Puts requests back that were taken last, in their order.
+  void put_back(std::vector<PendingPtr> requests) {
+    for (auto& request : requests) {
+      rows_ += request->sizes.items;
+      bytes_ += request->num_bytes;
+      first_deadline_ = std::min(first_deadline_, request->deadline);
+    }
+    requests_.insert(requests_.begin(), std::make_move_iterator(requests.begin()),
+                     std::make_move_iterator(requests.end()));
   }
   /// Takes the oldest request.
   [[nodiscard]] PendingPtr pop() {

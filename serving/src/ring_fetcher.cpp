@@ -153,6 +153,7 @@ class RingFetcher final : public RowFetcher {
     if (auto const status = group_->monitor().health(); !status.ok()) throw base::OperationError(status);
   }
   [[nodiscard]] bool leave() override { return departure_.leave(); }
+  void abort(std::string const& reason) override { departure_.abort(reason); }
 
  private:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();

@@ -24,6 +24,8 @@
 // Invariants: a rank begins a batch of a version only when all ranks have it, and frees a version only when no rank has
 //   a batch of it. A lost rank ends all this; the next group begins with agree(), after which all have the version of
 //   rank 0.
+//   A rank that has said ready hears whether the version is taken, even if it has to stop meanwhile, and rank 0 says so
+//   even then. Otherwise the ranks of a ring would wait for a plan, or change at different batches.
 // The messages of two ranks are in order. Each has kMessageBytes: kind, number of the version, text.
 
 #include "headway/serving/version_keeper.hpp"
@@ -33,7 +35,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -45,7 +50,9 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMessageBytes = 1024;
 constexpr std::uint64_t kMatch = std::uint64_t{1} << 58;
-constexpr milliseconds kSlice{100};  ///< Time between two looks at the request to stop.
+constexpr milliseconds kSlice{100};                ///< Time between two looks at the request to stop.
+constexpr std::chrono::minutes kLongestPause{64};  ///< Between two tries of a version that is refused.
+constexpr std::chrono::seconds kDecision{10};      ///< Longest wait for the outcome of a change after this request.
 
 enum class Kind : std::uint64_t { kLoad, kReady, kFailed, kPlan, kCancel, kSwitch, kLeft, kDrop };
 
@@ -85,6 +92,9 @@ class VersionKeeper::Ranks {
     for (int rank = 1; rank < size(); ++rank) send(rank, message);
   }
   void tell_leader(Message const& message) { send(0, message); }
+  /// From now on other ranks count on this one, so that a request to stop ends a wait later: after kDecision.
+  void begin_decision() { is_deciding_ = true; }
+  void end_decision() { is_deciding_ = false; }
   /// Hears an answer of each other rank. @returns the reason of one that has failed; empty if none has
   [[nodiscard]] std::string failure_of_others() {
     std::string failure;
@@ -111,19 +121,59 @@ class VersionKeeper::Ranks {
   void wait(comm::Operation& waited, comm::OperationPtr const& operation, std::shared_ptr<void const> const& memory) {
     while (!waited.done()) {
       static_cast<void>(group_->wait(waited, kSlice));
-      if (waited.done() || !stop_.stop_requested()) continue;
+      if (waited.done() || !must_stop()) continue;
       group_->on_done(waited, [operation, memory] {});
       throw Stopped();
     }
     if (auto const status = waited.status(); !status.ok()) throw base::OperationError(status);
   }
 
+  [[nodiscard]] bool must_stop() {
+    if (!stop_.stop_requested()) return false;
+    auto const now = std::chrono::steady_clock::now();
+    if (!stop_seen_) stop_seen_ = now;
+    return !is_deciding_ || now > *stop_seen_ + kDecision;
+  }
+
   comm::Group* group_;
   std::stop_token stop_;
+  std::optional<std::chrono::steady_clock::time_point> stop_seen_;
+  bool is_deciding_ = false;
 };
 
-VersionKeeper::VersionKeeper(std::filesystem::path package, Load load, milliseconds poll_interval)
-    : package_(std::move(package)), load_(std::move(load)), poll_interval_(poll_interval), current_(load_(package_)) {}
+VersionKeeper::VersionKeeper(std::filesystem::path package, Load load, std::filesystem::path note,
+                             milliseconds poll_interval)
+    : package_(std::move(package)),
+      note_(std::move(note)),
+      load_(std::move(load)),
+      poll_interval_(poll_interval),
+      current_(load_first()) {}
+
+// The note has two lines: the package, as it was given, and the folder.
+LoadedVersion VersionKeeper::load_first() const {
+  std::string package, folder;
+  std::ifstream note(note_);
+  if (std::getline(note, package) && std::getline(note, folder) && package == absolute(package_).string()) {
+    try {
+      return load_(folder);
+    } catch (std::exception const&) {  // It is gone, or not on this host.
+    }
+  }
+  return load_(package_);
+}
+
+void VersionKeeper::write_note() const {
+  if (note_.empty()) return;
+  auto const next = note_.string() + ".new";
+  std::error_code error;
+  {
+    std::ofstream file(next);
+    file << absolute(package_).string() << '\n' << current_.folder.string() << '\n' << std::flush;
+    if (!file) error = std::error_code(errno, std::generic_category());
+  }
+  if (!error) std::filesystem::rename(next, note_, error);
+  if (error) base::log(base::LogLevel::kWarning, "serving", 0, "cannot write " + next + ": " + error.message());
+}
 
 std::string VersionKeeper::prepare(std::filesystem::path const& folder, std::uint64_t number) {
   // Ranks of several hosts may have copies of a package under a path of their own.
@@ -162,6 +212,7 @@ void VersionKeeper::agree(comm::Group& group) {
     auto const failure = ranks.failure_of_others();
     ranks.tell_all({failure.empty() ? Kind::kSwitch : Kind::kFailed, current_.number(), failure});
     if (!failure.empty()) throw PackageError(failure);
+    write_note();
     return;
   }
   auto const wanted = ranks.hear(0);
@@ -191,18 +242,21 @@ void VersionKeeper::run(Engine& engine, comm::Group* group, std::stop_token cons
 }
 
 void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& stop) {
+  bool was_readable = true;
   while (!stop.stop_requested() && engine.is_ready()) {
-    std::uint64_t number = current_.number();
+    auto number = current_.number();
+    std::error_code error;
+    auto const folder = std::filesystem::weakly_canonical(package_, error);
     try {
       number = package_number(package_);
-    } catch (PackageError const& error) {
-      if (refused_ == 0) {
-        base::log(base::LogLevel::kWarning, "serving", 0, std::string("no new version: ") + error.what());
+      was_readable = true;
+    } catch (PackageError const& reason) {
+      if (std::exchange(was_readable, false)) {
+        base::log(base::LogLevel::kWarning, "serving", 0, std::string("no new version: ") + reason.what());
         engine.count_refused_version();
       }
-      refused_ = number;  // Say it once.
     }
-    if (number == current_.number() || number == refused_) {
+    if (number == current_.number() || is_refused(number, folder)) {
       std::this_thread::sleep_for(poll_interval_);
       continue;
     }
@@ -210,24 +264,46 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
     if (failure.empty()) {
       failure = add_next(engine);
     }
-    if (failure.empty()) {
-      ranks.tell_all({Kind::kLoad, number, next_.folder.string()});
-      failure = ranks.failure_of_others();
-    }
+    if (failure.empty()) failure = offer(ranks);
     if (failure.empty() && engine.plans_switches()) failure = plan(engine, ranks, number);
     if (failure.empty()) {
-      refused_ = 0;
+      refused_ = {};
       ranks.tell_all({Kind::kSwitch, number});
+      ranks.end_decision();
       change(engine, ranks);
       continue;
     }
     base::log(base::LogLevel::kWarning, "serving", 0, "a new version is refused: " + failure);
     engine.count_refused_version();
-    refused_ = number;
+    refuse(number, folder);
     if (next_.model == nullptr) continue;
     ranks.tell_all({Kind::kDrop, number});
+    ranks.end_decision();
     engine.remove_model(number);
     next_ = {};
+  }
+}
+
+bool VersionKeeper::is_refused(std::uint64_t number, std::filesystem::path const& folder) const {
+  return number == refused_.number && folder == refused_.folder && std::chrono::steady_clock::now() < refused_.until;
+}
+
+void VersionKeeper::refuse(std::uint64_t number, std::filesystem::path const& folder) {
+  bool const is_again = number == refused_.number && folder == refused_.folder;
+  auto const pause = is_again ? std::min(2 * refused_.pause, kLongestPause) : std::chrono::minutes(1);
+  refused_ = {.number = number, .folder = folder, .pause = pause, .until = std::chrono::steady_clock::now() + pause};
+}
+
+std::string VersionKeeper::offer(Ranks& ranks) {
+  ranks.tell_all({Kind::kLoad, next_.number(), next_.folder.string()});
+  try {
+    auto failure = ranks.failure_of_others();
+    ranks.begin_decision();
+    return failure;
+  } catch (Stopped const&) {
+    ranks.begin_decision();
+    ranks.tell_all({Kind::kDrop, next_.number()});
+    throw;
   }
 }
 
@@ -251,6 +327,7 @@ void VersionKeeper::change(Engine& engine, Ranks& ranks) {
   engine.switch_to(next_.number());
   current_ = std::exchange(next_, {});
   log(current_, ranks.group(), "is served");
+  if (ranks.leads()) write_note();
   engine.wait_for_batches_of(old);
   if (ranks.leads()) {
     for (int rank = 1; rank < ranks.size(); ++rank) static_cast<void>(ranks.hear(rank));
@@ -267,6 +344,7 @@ void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
   auto failure = prepare(wanted.text.data(), wanted.number);
   if (failure.empty()) failure = add_next(engine);
   if (!failure.empty()) engine.count_refused_version();
+  ranks.begin_decision();
   ranks.tell_leader({failure.empty() ? Kind::kReady : Kind::kFailed, wanted.number, failure});
   auto next = ranks.hear(0);
   if (next.kind == Kind::kPlan) {
@@ -274,12 +352,16 @@ void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
     ranks.tell_leader({is_planned ? Kind::kReady : Kind::kFailed, wanted.number, is_planned ? "" : "it is late"});
     next = ranks.hear(0);
   }
-  if (next.kind == Kind::kSwitch) return change(engine, ranks);
+  if (next.kind == Kind::kSwitch) {
+    ranks.end_decision();
+    return change(engine, ranks);
+  }
   if (next.kind == Kind::kCancel) {
     engine.cancel_switch();
     ranks.tell_leader({Kind::kReady, wanted.number});
     static_cast<void>(ranks.hear(0));  // kDrop
   }
+  ranks.end_decision();
   if (next_.model != nullptr) engine.remove_model(wanted.number);
   next_ = {};
 }

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <tuple>
 
 namespace headway::serving {
 namespace {
@@ -37,6 +38,22 @@ json written(BatchTrace const& trace) {
   auto const path = std::filesystem::path(testing::TempDir()) / "batch_trace_test.json";
   trace.write(path);
   return json::parse(std::ifstream(path)).at("traceEvents");
+}
+
+TEST(BatchTrace, the_last_batches_are_kept_within_limits_of_batches_and_requests) {
+  for (auto const& [most_batches, most_requests, kept] :
+       {std::tuple(3, 100, 3), std::tuple(100, 4, 2), std::tuple(100, 1, 1)}) {
+    BatchTrace trace(0, static_cast<std::size_t>(most_batches), static_cast<std::size_t>(most_requests));
+    for (std::uint64_t number = 0; number < 10; ++number) {
+      trace.add(batch_at(number, Clock::now() + 10ms * static_cast<int>(number)));
+    }
+    std::set<std::string> names;
+    for (auto const& event : written(trace)) {
+      if (auto const name = event.at("name").get<std::string>(); name.starts_with("batch ")) names.insert(name);
+    }
+    EXPECT_EQ(names.size(), static_cast<std::size_t>(kept));
+    EXPECT_TRUE(names.contains("batch 9"));
+  }
 }
 
 TEST(BatchTrace, stages_follow_each_other_and_batches_in_flight_have_rows_of_their_own) {

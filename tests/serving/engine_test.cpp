@@ -255,6 +255,19 @@ TEST(Engine, an_exception_of_the_model_ends_its_batch_alone) {
   EXPECT_EQ(get(ask(*rank.engine, arrays)).error, "");
 }
 
+TEST(Engine, an_exception_after_the_model_ends_its_batch_alone) {
+  auto is_good = std::make_shared<std::atomic<bool>>(true);
+  auto const rank = serve(nullptr, {.on_batch = [is_good](BatchRecord const&) {
+                            if (!*is_good) throw std::runtime_error("the trace is broken");
+                          }});
+  std::mt19937 random(7);
+  auto const arrays = random_arrays(random);
+  for (bool const good : {true, false, true}) {
+    *is_good = good;
+    EXPECT_EQ(get(ask(*rank.engine, arrays)).error, "");
+  }
+}
+
 TEST(Engine, draining_answers_what_was_accepted_and_serves_peers_until_all_drain) {
   std::atomic<bool> is_first_draining = false;
   run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
@@ -325,6 +338,33 @@ TEST(Engine, a_rank_that_does_not_answer_is_named_at_the_deadline) {
       group->admin().abort("the test ends");
     }
   });
+}
+
+TEST_P(EngineRanks, an_error_in_the_loop_of_a_rank_ends_the_group_and_names_the_rank) {
+  if (GetParam().size == 1) return;
+  run_ranks(
+      GetParam().size,
+      [&](std::shared_ptr<comm::Group> const& group) {
+        EngineOptions options{.max_in_flight = static_cast<std::size_t>(GetParam().max_lag) + 1};
+        if (group->rank() == 1) {  // It stands for an error that nobody has thought of.
+          options.delay_before_keys = []() -> std::chrono::nanoseconds { throw std::runtime_error("unexpected"); };
+        }
+        auto const rank = serve(group, options, small_manifest(), 0ms, GetParam().kind);
+        std::mt19937 random(13);
+        if (group->rank() == 1) {
+          auto const lost = get(ask(*rank.engine, random_arrays(random)));
+          EXPECT_EQ(lost.outcome, Outcome::kFailed);
+          EXPECT_EQ(lost.error, "an internal error has ended the batch of the request");
+        }
+        std::stop_source never;
+        EXPECT_TRUE(rank.engine->wait_for_loss(never.get_token()));
+        auto const reply = get(ask(*rank.engine, random_arrays(random)));
+        EXPECT_EQ(reply.outcome, Outcome::kUnavailable);
+        EXPECT_NE(reply.error.find("unexpected"), std::string::npos) << reply.error;
+        if (group->rank() == 1) return;
+        EXPECT_NE(reply.error.find("rank 1"), std::string::npos) << reply.error;
+      },
+      GetParam().max_lag);
 }
 
 TEST(Engine, a_group_without_requests_sleeps) {

@@ -35,14 +35,16 @@ class Versions : public testing::TestWithParam<Kind> {
     manifest.number = number;
     return manifest;
   }
-  /// Loads what the folder has. A text that is no number cannot be loaded by rank 1.
+  /// Loads what the folder has. A text that is no number cannot be loaded by rank 1. Version 3 has small buckets.
   [[nodiscard]] VersionKeeper::Load load(int rank, int size) const {
     return [=, this](std::filesystem::path const& folder) {
       std::string text;
       std::ifstream(folder / "manifest.json") >> text;
       auto manifest = manifest_of(text, package_number(folder));
+      if (text == "3") manifest.parts = small_manifest({{.items = 8, .users = 2, .tokens = 8}}).parts;
       if (text == "other") manifest.outputs = {"something", "else"};
       if (text == "bad" && rank == 1) throw PackageError("the file is bad");
+      if (text == "2" && rank == 2) std::this_thread::sleep_for(load_time_);
       float const scale = text == "bad" || text == "other" ? 0 : std::stof(text);
       auto tables = small_tables(manifest, rank, size, scale);
       return LoadedVersion{.folder = folder,
@@ -75,7 +77,7 @@ class Versions : public testing::TestWithParam<Kind> {
   /// Serves on a rank while `body` runs.
   void serve_versions(std::shared_ptr<comm::Group> const& group, std::function<void(Engine&)> const& body) const {
     int const rank = group == nullptr ? 0 : group->rank(), size = group == nullptr ? 1 : group->size();
-    VersionKeeper versions(folder_, load(rank, size), 5ms);
+    VersionKeeper versions(folder_, load(rank, size), {}, 5ms);
     if (group != nullptr) versions.agree(*group);
     auto fetcher = make_fetcher(GetParam(), group);
     fetcher->add_version(versions.current().number(), versions.current().tables);
@@ -99,8 +101,47 @@ class Versions : public testing::TestWithParam<Kind> {
     FAIL() << "version " << version << " did not come";
   }
 
+  /// Serves on 3 ranks, of which the last takes its time to load version 2. Meanwhile the ranks of `stopping` have to
+  /// stop. Then all serve once more. @returns the version of rank 0 at the end
+  [[nodiscard]] std::string stop_while_rank_2_loads(std::set<int> const& stopping) {
+    load_time_ = 400ms;
+    std::string version;
+    std::mutex mutex;
+    run_ranks(
+        3,
+        [&](std::shared_ptr<comm::Group> const& group) {
+          std::mt19937 random(5);
+          auto const arrays = random_arrays(random, 8);
+          VersionKeeper versions(folder_, load(group->rank(), 3), {}, 5ms);
+          versions.agree(*group);
+          auto fetcher = make_fetcher(GetParam(), group);
+          fetcher->add_version(versions.current().number(), versions.current().tables);
+          Engine engine(versions.current().model, std::move(fetcher), {.max_in_flight = kMaxLag + 1});
+          std::jthread keeper([&](std::stop_token const& stop) { versions.run(engine, group.get(), stop); });
+          static_cast<void>(group->wait(*group->barrier()));
+          if (group->rank() == 0) write("2");
+          std::this_thread::sleep_for(150ms);
+          if (stopping.contains(group->rank())) keeper.request_stop();
+          std::this_thread::sleep_for(500ms);
+          auto const reply = get(ask(engine, arrays));
+          EXPECT_EQ(reply.error, "");
+          EXPECT_EQ(reply.outputs.at(0).values, scores(reply.version, arrays));
+          static_cast<void>(group->wait(*group->barrier()));
+          keeper.request_stop();
+          keeper.join();
+          if (group->rank() == 0) {
+            std::lock_guard const lock(mutex);
+            version = engine.model()->manifest().version;
+          }
+          engine.drain();
+        },
+        kMaxLag);
+    return version;
+  }
+
   static constexpr int kMaxLag = 2;
   std::filesystem::path folder_;
+  std::chrono::milliseconds load_time_{0};
 };
 INSTANTIATE_TEST_SUITE_P(Ways, Versions, testing::Values(Kind::kPairwise, Kind::kRing),
                          [](auto const& each) { return each.param == Kind::kRing ? "ring" : "pairwise"; });
@@ -181,22 +222,60 @@ TEST_P(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_
       2,
       [&](std::shared_ptr<comm::Group> const& group) {
         serve_versions(group, [&](Engine& engine) {
+          std::uint64_t num_refused = 0;
           for (std::string const text : {"bad", "other"}) {
             if (group->rank() == 0) write(text);
-            auto const ends = Clock::now() + 150ms;
-            while (Clock::now() < ends) {
+            num_refused += text == "bad" || group->rank() == 0;  // Rank 0 offers no other model.
+            auto const ends = Clock::now() + 30s;
+            do {
               auto const reply = get(ask(engine, arrays));
               ASSERT_EQ(reply.error, "");
               EXPECT_EQ(reply.version, "1");
-            }
+            } while (engine.statistics().refused_versions < num_refused && Clock::now() < ends);
+            EXPECT_EQ(engine.statistics().refused_versions, num_refused);
             static_cast<void>(group->wait(*group->barrier()));
           }
-          EXPECT_EQ(engine.statistics().refused_versions, group->rank() == 0 ? 2 : 1);
           if (group->rank() == 0) write("4");
           ask_until(engine, "4", arrays);
         });
       },
       kMaxLag);
+}
+
+TEST_P(Versions, a_rank_that_has_to_stop_takes_part_in_a_change_that_has_begun) {
+  EXPECT_EQ(stop_while_rank_2_loads({1}), "2");
+}
+
+TEST_P(Versions, a_change_ends_if_rank_0_has_to_stop) {
+  auto const began = Clock::now();
+  EXPECT_EQ(stop_while_rank_2_loads({0}), "1");
+  EXPECT_LT(Clock::now() - began, 8s) << "ranks waited for an outcome that rank 0 did not send";
+}
+
+TEST_P(Versions, a_rank_that_starts_again_finds_the_folder_that_is_served) {
+  auto const note = folder_ / "note";
+  auto const served = folder_ / "served", link = folder_ / "link";
+  std::filesystem::create_directories(served);
+  std::filesystem::copy(folder_ / "tables", served / "tables");
+  std::filesystem::copy(folder_ / "manifest.json", served);
+  std::filesystem::create_directory_symlink(served, link);
+  auto const load_resolved = [&, load = load(1, 2)](std::filesystem::path const& folder) {
+    return load(std::filesystem::canonical(folder));
+  };
+  run_ranks(2, [&](std::shared_ptr<comm::Group> const& group) {
+    VersionKeeper versions(link, load_resolved, note);
+    versions.agree(*group);
+    static_cast<void>(group->wait(*group->barrier()));
+  });
+  std::filesystem::remove(link);
+  std::filesystem::create_directory_symlink(folder_, link);
+  write("bad");
+  EXPECT_EQ(VersionKeeper(link, load_resolved, note).current().model->manifest().version, "1");
+  EXPECT_THROW(VersionKeeper(link, load_resolved), PackageError);
+  EXPECT_THROW(VersionKeeper(folder_, load_resolved, note), PackageError) << "the note is about another package";
+  std::filesystem::remove_all(served);
+  write("2");
+  EXPECT_EQ(VersionKeeper(link, load_resolved, note).current().model->manifest().version, "2");
 }
 
 TEST_P(Versions, a_new_group_agrees_on_the_version_of_rank_0) {

@@ -225,6 +225,16 @@ def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_
         assert "dense_4_0_0.pt2 was truncated or altered" in server.log.read_text()
         for client in server.clients:
             assert client.infer("model", inputs_of(request)).get_response().model_version == "v1"
+        os.kill(server.pid_of(1), signal.SIGKILL)  # The next rank 1 finds the broken package there.
+        server.wait_for("rank 1 of 2 serves version v1", 2)
+        with triton.InferenceServerClient(f"127.0.0.1:{server.port + 1}") as client:
+            assert client.infer("model", inputs_of(request)).get_response().model_version == "v1"
+            point(link, packages["v2"])
+            ends = time.monotonic() + 60
+            while client.infer("model", inputs_of(request)).get_response().model_version != "v2":
+                assert time.monotonic() < ends, f"v2 did not come: {server.log.read_text()}"
+                time.sleep(0.02)
+        assert server.stop() == 0, server.log.read_text()
 
 
 def test_ranks_drain_for_a_new_version_and_return_if_it_cannot_be_served(package: Path, tmp_path: Path) -> None:
@@ -369,6 +379,16 @@ def test_only_clients_with_a_certificate_are_served_over_tls(
         load += ["--tls-certificate", file["client.pem"], "--tls-key", file["client.key"]]
         done = subprocess.run(load, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and "\nOK: " in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates, and is not installed")
+def test_a_key_of_another_certificate_is_named(package: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        sign(tmp_path, name)
+    command = [str(program_path("headway_serve")), "--package", str(package), "--address", "127.0.0.1:0"]
+    command += ["--tls-certificate", "one.pem", "--tls-key", "other.key"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 1 and "one.pem and other.key do not belong together" in done.stderr, done.stderr
 
 
 def test_a_wrong_file_for_tls_is_named(package: Path, tmp_path: Path) -> None:

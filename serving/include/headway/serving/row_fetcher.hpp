@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace headway::serving {
@@ -81,6 +82,8 @@ class RowFetcher {
   /// answer_peers()
   /// @throws base::OperationError if a rank is lost
   [[nodiscard]] virtual bool leave() = 0;
+  /// Ends the group, so that all ranks form another. It may have failed before.
+  virtual void abort(std::string const& reason) = 0;
 };
 
 /// Fetches by messages between pairs of ranks (embedding::PairwiseLookup).
