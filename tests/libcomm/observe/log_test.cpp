@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -101,9 +102,12 @@ TEST_F(LogTest, AFailureIsAWarningWithItsCause) {
 
 TEST_F(LogTest, AShrinkTellsHowManyRanksGoOn) {
   MemoryStore store;
+  std::latch all_are_ready(3);  // A rank that shrinks ends the barrier of a slower one.
   run_ranks(3, [&](int rank) {
     auto group = Group::connect(rank, 3, store, options_of(Transport::kTcp));
-    EXPECT_TRUE(group->wait(*group->barrier()).ok());
+    auto const status = group->wait(*group->barrier());
+    EXPECT_TRUE(status.ok()) << status.message();
+    all_are_ready.arrive_and_wait();
     if (rank == 1) return;
     std::vector<int> const excluded{1};
     auto const shrunk = group->admin().shrink(excluded, seconds(20));
