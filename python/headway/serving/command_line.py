@@ -32,6 +32,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the dense part will run (default: cpu)"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of matrix products and attention, by autocast (default: float32)",
+    )
     parser.add_argument("--version", default="", help="of the model (default: the name of the checkpoint)")
     options = parser.parse_args(argv)
     began = time.monotonic()
@@ -41,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
             options.folder,
             buckets=options.bucket or [Bucket(64, 1, 512), Bucket(512, 8, 4096)],
             device=options.device,
+            dtype=options.dtype,
             version=options.version,
         )
     except (PackageError, TrainingCheckpointError, CheckpointError, ConfigError, OSError) as error:

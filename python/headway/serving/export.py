@@ -38,7 +38,7 @@ from headway.serving.package import (
 )
 
 #: Largest difference of an output, relative to 1, between batches that differ in other users.
-_MOST_DIFFERENCE = 1e-4
+_MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 def export(
@@ -51,6 +51,7 @@ def export(
     dense_features: Sequence[DenseFeature] = (),
     longest: int | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     version: str = "1",
 ) -> Manifest:
     """Writes a package. One process calls it, with all rows.
@@ -69,6 +70,8 @@ def export(
         longest: most values of a sequence of one user plus items of this user that ``dense`` takes; None: any number.
         device: where the dense part runs when it is served. ``cuda`` compiles it for the present device, on which
             ``dense`` has to be. Tables stay in host memory, and embeddings are copied.
+        dtype: of matrix products and attention, by ``torch.autocast``; weights stay as they are. HSTU attention has its
+            fast kernels on GPUs for 16 bits alone.
         version: name of this version of the model.
 
     Returns:
@@ -103,8 +106,9 @@ def export(
         dense.eval()
         with torch.no_grad():
             sizes = sorted(set(buckets))
-            outputs = [_expect_rows_apart(dense, draft, bucket) for bucket in sizes]
-            parts = [_compile(dense, draft, bucket, new) for bucket in sizes]
+            flat = _Flat(dense, draft, getattr(torch, dtype))
+            outputs = [_expect_rows_apart(flat, draft, bucket) for bucket in sizes]
+            parts = [_compile(flat, draft, bucket, new) for bucket in sizes]
         tables.save(new / TABLES_NAME)
         manifest = replace(draft, outputs=outputs[0], parts=parts)
         manifest.write(new)
@@ -122,9 +126,11 @@ def export(
 class _Flat(nn.Module):
     """The dense part with one argument for each input, in the order of ``Manifest``."""
 
-    def __init__(self, dense: nn.Module, manifest: Manifest) -> None:
+    def __init__(self, dense: nn.Module, manifest: Manifest, dtype: torch.dtype) -> None:
         super().__init__()
         self.dense = dense
+        self.dtype = dtype
+        self._device = manifest.device
         self._features = [each.name for each in manifest.features]
         self._sequences = manifest.sequences
         self._dense_features = [each.name for each in manifest.dense_features]
@@ -138,13 +144,14 @@ class _Flat(nn.Module):
         embeddings, lengths, dense = (
             {name: next(rest) for name in names} for names in (self._features, self._sequences, self._dense_features)
         )
-        outputs: dict[str, Tensor] = self.dense(embeddings, lengths, dense, next(rest) if self._has_users else None)
-        return outputs
+        with torch.autocast(self._device, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            outputs: dict[str, Tensor] = self.dense(embeddings, lengths, dense, next(rest) if self._has_users else None)
+        return {name: output.float() for name, output in outputs.items()}
 
 
-def _compile(dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path) -> CompiledPart:
+def _compile(flat: _Flat, manifest: Manifest, bucket: Bucket, folder: Path) -> CompiledPart:
     inputs = [each.to(manifest.device) for each in _trial_batch(manifest, bucket, seed=1)[0]]
-    program = torch.export.export(_Flat(dense, manifest), tuple(inputs), strict=False)
+    program = torch.export.export(flat, tuple(inputs), strict=False)
     path = folder / f"dense_{bucket.items}_{bucket.users}_{bucket.tokens}.pt2"
     torch._inductor.aoti_compile_and_package(
         program,
@@ -155,13 +162,13 @@ def _compile(dense: nn.Module, manifest: Manifest, bucket: Bucket, folder: Path)
     return CompiledPart(bucket=bucket, file=path.name, num_bytes=len(content), crc32=zlib.crc32(content))
 
 
-def _expect_rows_apart(dense: nn.Module, manifest: Manifest, bucket: Bucket) -> list[str]:
+def _expect_rows_apart(flat: _Flat, manifest: Manifest, bucket: Bucket) -> list[str]:
     """Returns the names of the outputs, after a check that those of a user, or item, depend on nothing else.
 
     Raises:
         PackageError: they do.
     """
-    flat = _Flat(dense, manifest)
+    most = _MOST_DIFFERENCE[flat.dtype]
     found = []
     for seed in (1, 2, 3):
         inputs, rows = _trial_batch(manifest, bucket, seed=seed)
@@ -173,7 +180,7 @@ def _expect_rows_apart(dense: nn.Module, manifest: Manifest, bucket: Bucket) -> 
     for name, expected in found[0].items():
         for other in found[1:]:
             difference = float((expected - other[name]).abs().max())
-            if not difference <= _MOST_DIFFERENCE * max(1.0, float(expected.abs().max())):
+            if not difference <= most * max(1.0, float(expected.abs().max())):
                 raise PackageError(
                     f"output {name} of an item changes by {difference:.1e} with the other items of its batch, as with "
                     f'a mean over the batch or scale="batch_length", in {bucket}: it cannot be served in batches'

@@ -138,6 +138,7 @@ def export_grm(
     *,
     buckets: Sequence[Bucket],
     device: Literal["cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     version: str = "",
 ) -> Manifest:
     """Writes a checkpoint of ``headway train`` as a package.
@@ -145,7 +146,7 @@ def export_grm(
     Args:
         checkpoint: one of ``OUT/checkpoints/``, or OUT: its newest.
         folder: new or empty.
-        buckets, device: see ``export()``.
+        buckets, device, dtype: see ``export()``.
         version: empty: the name of the checkpoint.
 
     Raises:
@@ -166,5 +167,5 @@ def export_grm(
     dense = DenseGRM(model).to(device)
     return export(
         folder, dense, tables, features=dense.features, buckets=buckets, longest=dense.longest,
-        device=device, version=version or path.resolve().name,
+        device=device, dtype=dtype, version=version or path.resolve().name,
     )  # fmt: skip

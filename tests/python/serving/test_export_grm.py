@@ -91,6 +91,26 @@ def test_predictions_are_those_of_the_trained_model(
             torch.testing.assert_close(found[name], expected[name].exp(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_a_package_in_16_bits_predicts_what_the_model_does_under_autocast(
+    trained: Trainer, batches: list[SampleBatch], tmp_path: Path, dtype: Any, tolerance: float
+) -> None:
+    export_grm(trained.out, tmp_path / dtype, buckets=[BUCKET], dtype=dtype)
+    predictor = Predictor(tmp_path / dtype)
+    differs = False
+    for batch in batches[:4]:
+        found = predictor.predict(request_of(batch))
+        with torch.no_grad(), torch.autocast("cpu", dtype=getattr(torch, dtype)):
+            in_16_bits = trained.model.predict(batch)
+        with torch.no_grad():
+            in_32_bits = trained.model.predict(batch)
+        for name in SCHEMA.labels:
+            assert found[name].dtype == torch.float32
+            torch.testing.assert_close(found[name], in_16_bits[name].exp(), rtol=tolerance, atol=tolerance)
+            differs |= not torch.allclose(found[name], in_32_bits[name].exp(), rtol=1e-5, atol=1e-5)
+    assert differs, "the products were computed in float32"
+
+
 def test_other_users_of_a_batch_do_not_change_a_bit(predictor: Predictor, batches: list[SampleBatch]) -> None:
     request = request_of(batches[0])
     together = predictor.predict(request)
