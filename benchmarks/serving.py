@@ -11,6 +11,9 @@ the mean on the last rank alone (``straggler``). Systems are ``ring K``, all-to-
 
 ``kserve whole`` and ``kserve sharded`` are a server in Python, as a user would write it: KServe's, with the model in
 eager mode and batches of an asyncio queue (``serving_peers/kserve_dlrm.py``). It needs ``kserve``, and has no delays.
+
+With ``--details`` the ranks are started once more after each search: for the latency at a fifth of the rate that the
+first system holds, and for the time by stage at half of the own rate (``harness/serving_stages.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import contextlib
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.serving import Bucket
@@ -31,6 +36,7 @@ from benchmarks.harness.errors import BenchmarkError
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
 from benchmarks.harness.served_dlrm import Trial, expect_programs, run_load, serve_package
+from benchmarks.harness.serving_stages import STAGES, stage_columns, stage_times
 from benchmarks.serving_peers.kserve_ranks import TABLES, kserve_versions, serve_with_kserve
 from dlrm_examples.dlrm_inference.model import DlrmConfig
 from dlrm_examples.dlrm_inference.serving import export_dlrm
@@ -43,6 +49,7 @@ DESCRIPTION = "serving: highest rate that holds a p99, over a ring with lag and 
 _SETTINGS = ("balanced", "random", "heterogeneous", "straggler")
 _SYSTEMS = ("ring 0", "ring 1", "ring 2", "ring 4", "pairwise")
 _KSERVE = tuple(f"kserve {tables}" for tables in TABLES)
+_LOW_LOAD, _STAGES_LOAD = 0.2, 0.5  #: Multiply the highest rate: of the first system, and of the own.
 _STEPS = 5  #: Halvings of the range of rates.
 _EIGHTHS = (1, 2, 3, 4, 6, 8)  #: Buckets of the package, in eighths of --max-rows. A batch computes a whole bucket.
 
@@ -59,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=row_law, default=row_law("64"), metavar="ROWS",
                         help="items of a request: a number, several that are equally likely (100,200,200), or dlrm-v2, "
                         "the sizes of MLPerf's queries (default: 64)")  # fmt: skip
+    parser.add_argument("--details", action="store_true", help="latency at low load, and time by stage at half load")
     parser.add_argument("--cores-of-load", default="", metavar="LIST", help="of the load generator, as for taskset")
     for name, default, text in (
         ("--divide-rows", 1, "tables have one Nth of the rows of Criteo Kaggle"),
@@ -94,17 +102,59 @@ def measure(options: argparse.Namespace) -> list[Point]:
             export_dlrm(package, config, buckets=[Bucket(size) for size in sizes])
         for num_ranks in options.ranks:
             for setting in options.settings:
-                trials: dict[str, list[Trial]] = {system: [] for system in options.systems}
+                rounds = []
                 for round_number in range(options.rounds):
-                    for system in options.systems if round_number % 2 == 0 else reversed(options.systems):
+                    order = options.systems if round_number % 2 == 0 else options.systems[::-1]
+                    found = {}
+                    for system in order:
                         with _serve(options, package, num_ranks, setting, system) as addresses:
-                            best = _highest_rate(options, package, addresses)
-                        trials[system].append(best)
-                        print(
-                            f"{num_ranks} ranks, {setting}, {system}: {best.offered:.0f} requests a second", flush=True
-                        )
-                points += [_make_point(options, num_ranks, setting, system, trials) for system in options.systems]
+                            found[system] = _Found(_highest_rate(options, package, addresses))
+                        rate = found[system].best.offered
+                        print(f"{num_ranks} ranks, {setting}, {system}: {rate:.0f} requests a second", flush=True)
+                    if options.details:
+                        low_rate = max(1.0, _LOW_LOAD * found[options.systems[0]].best.offered)
+                        for system in order:
+                            _add_details(options, package, num_ranks, setting, system, low_rate, found[system])
+                    rounds.append(found)
+                points += [_make_point(options, num_ranks, setting, system, rounds) for system in options.systems]
     return points
+
+
+@dataclass
+class _Found:
+    """Results of a system in a round.
+
+    Attributes:
+        best: trial with the highest rate that is held.
+        low: trial at a fifth of the first system's rate; None without ``--details``.
+        stages: times at half of the own rate, as fields of a point; None of a system without stages.
+    """
+
+    best: Trial
+    low: Trial | None = None
+    stages: dict[str, float] | None = None
+
+
+def _add_details(
+    options: argparse.Namespace,
+    package: Path,
+    num_ranks: int,
+    setting: str,
+    system: str,
+    low_rate: float,
+    found: _Found,
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        trace = Path(name) / "trace.json"
+        with _serve(options, package, num_ranks, setting, system, trace) as addresses:
+            found.low = load_at(options, package, addresses, "--rate", f"{low_rate:.1f}")
+            rate = max(1.0, _STAGES_LOAD * found.best.offered)
+            begin_s = time.time() + 1  # The load generator warms up first.
+            load_at(options, package, addresses, "--rate", f"{rate:.1f}")
+            end_s = time.time()
+        if system not in _KSERVE:
+            files = sorted(Path(name).glob("trace.rank*.json"))
+            found.stages = stage_columns(stage_times(files, begin_s=begin_s, end_s=end_s))
 
 
 def delay_us(setting: str, rank: int, num_ranks: int) -> int:
@@ -127,9 +177,9 @@ def num_ids(options: argparse.Namespace) -> int:
 
 
 def _serve(
-    options: argparse.Namespace, package: Path, num_ranks: int, setting: str, system: str
+    options: argparse.Namespace, package: Path, num_ranks: int, setting: str, system: str, trace: Path | None = None
 ) -> contextlib.AbstractContextManager[list[str]]:
-    """Starts all ranks. The context has their addresses."""
+    """Starts all ranks. The context has their addresses; at its end they write traces."""
     kind, _, detail = system.partition(" ")
     if system in _KSERVE:
         return serve_with_kserve(
@@ -143,6 +193,7 @@ def _serve(
         )
     words = ["--max-rows", str(options.max_rows), "--batch-delay", str(options.batch_delay), "--fetch", kind]
     words += ["--max-lag", detail] if detail else []
+    words += [] if trace is None else ["--trace", str(trace)]
     delays = [delay_us(setting, rank, num_ranks) for rank in range(num_ranks)]
     return serve_package(package, num_ranks, [[*words, "--key-delay", str(delay)] for delay in delays])
 
@@ -176,11 +227,11 @@ def load_at(options: argparse.Namespace, package: Path, addresses: Sequence[str]
 
 
 def _make_point(
-    options: argparse.Namespace, num_ranks: int, setting: str, system: str, trials: dict[str, list[Trial]]
+    options: argparse.Namespace, num_ranks: int, setting: str, system: str, rounds: Sequence[dict[str, _Found]]
 ) -> Point:
-    own = trials[system]
+    own = [found[system].best for found in rounds]
     rates = sorted(trial.offered for trial in own)
-    firsts = trials[options.systems[0]]
+    firsts = [found[options.systems[0]].best for found in rounds]
     ratios = [mine.offered / first.offered for mine, first in zip(own, firsts, strict=True) if first.offered > 0]
     return Point(
         name="serving",
@@ -199,8 +250,25 @@ def _make_point(
             "sent_late_p99_ms": max(trial.result["sent_late_p99_ms"] for trial in own),
             **({"ratio_low": min(ratios), "ratio_high": max(ratios)} if ratios else {}),
             **({"versions": options.kserve_versions} if system in _KSERVE else {}),
+            **_details([found[system] for found in rounds], [found[options.systems[0]] for found in rounds]),
         },
     )  # fmt: skip
+
+
+def _details(own: Sequence[_Found], firsts: Sequence[_Found]) -> dict[str, float]:
+    """Medians over rounds: the latency at low load, over that of the first system in each round, and the stages."""
+    details = {}
+    lows = [(mine.low.result, first.low.result) for mine, first in zip(own, firsts, strict=True)
+            if mine.low is not None and first.low is not None]  # fmt: skip
+    for name in ("p50_ms", "p99_ms") if lows else ():
+        details[f"low_load_{name}"] = statistics.median(mine[name] for mine, _ in lows)
+        details[f"low_load_{name.removesuffix('_ms')}_ratio"] = statistics.median(
+            mine[name] / first[name] for mine, first in lows
+        )
+    stages = [found.stages for found in own if found.stages is not None]
+    for name in stages[0] if stages else ():
+        details[name] = statistics.median(found[name] for found in stages)
+    return details
 
 
 def format_points(points: Sequence[Point]) -> str:
@@ -219,4 +287,22 @@ def format_points(points: Sequence[Point]) -> str:
         ]
         for point in points
     ]
-    return format_table(header, rows)
+    tables = [format_table(header, rows)]
+    detailed = [point for point in points if "low_load_p50_ms" in point.extra]
+    if detailed:
+        header = ["ranks", "setting", "system", "p50 at low load", "p99", *(f"{stage}, us" for stage in STAGES)]
+        rows = []
+        for point in detailed:
+            extra = point.extra
+            latency = [
+                f"{extra[f'low_load_{name}_ms']:.2f} ms {format_ratio(extra[f'low_load_{name}_ratio'])}"
+                for name in ("p50", "p99")
+            ]
+            names = [stage.replace(" ", "_") for stage in STAGES]
+            stages = [
+                f"{extra[f'{name}_p50_us']:.0f} / {extra[f'{name}_p99_us']:.0f}" if f"{name}_p50_us" in extra else ""
+                for name in names
+            ]
+            rows.append([str(point.params["ranks"]), point.params["setting"], point.system, *latency, *stages])
+        tables.append(format_table(header, rows))
+    return "\n\n".join(tables)

@@ -137,12 +137,15 @@ def test_sequence_balance_plans_and_replays(tmp_path: Path) -> None:
 @pytest.mark.skipif(not program_path("headway_serve").exists(), reason="headway_serve is not built")
 def test_serving_finds_the_highest_rate_of_each_system(tmp_path: Path) -> None:
     small = ("--divide-rows", "100000", "--rows", "4", "--max-rows", "16", "--seconds", "1", "--rounds", "1")
-    options = ("--ranks", "2", "--systems", "ring 1", "pairwise", "--settings", "balanced", *small)
+    options = ("--ranks", "2", "--systems", "ring 1", "pairwise", "--settings", "balanced", "--details", *small)
     ring, pairwise = run_benchmark("serving", tmp_path, *options, plots=False)
     assert (ring["system"], pairwise["system"]) == ("ring 1", "pairwise")
     assert ring["ratio"] == 1 and pairwise["ratio"] > 0
     for point in (ring, pairwise):
         assert point["rate"] > 0 and 0 < point["p50_ms"] <= point["p99_ms"] <= 60
+        assert 0 < point["low_load_p50_ms"] <= point["low_load_p99_ms"] and point["low_load_p99_ratio"] > 0
+        parts = sum(point[f"{stage}_p50_us"] for stage in ("queue", "fetch", "dense", "engine"))
+        assert parts > 0 and 0 < point["engine_p50_us"] <= point["engine_p99_us"] < point["total_p99_us"]
 
 
 def test_prioritized_updates_compares_both_schedules(tmp_path: Path) -> None:
