@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -44,7 +46,8 @@ class Versions : public testing::TestWithParam<Kind> {
       if (text == "3") manifest.parts = small_manifest({{.items = 8, .users = 2, .tokens = 8}}).parts;
       if (text == "other") manifest.outputs = {"something", "else"};
       if (text == "bad" && rank == 1) throw PackageError("the file is bad");
-      if (text == "2" && rank == 2) std::this_thread::sleep_for(load_time_);
+      if (text == "2") begins_to_load_[static_cast<std::size_t>(rank)] = true;
+      while (text == "2" && rank == 2 && !may_load_) std::this_thread::sleep_for(1ms);
       float const scale = text == "bad" || text == "other" ? 0 : std::stof(text);
       auto tables = small_tables(manifest, rank, size, scale);
       return LoadedVersion{.folder = folder,
@@ -101,12 +104,11 @@ class Versions : public testing::TestWithParam<Kind> {
     FAIL() << "version " << version << " did not come";
   }
 
-  /// Serves on 3 ranks, of which the last takes its time to load version 2. Meanwhile the ranks of `stopping` have to
-  /// stop. Then all serve once more. @returns the version of rank 0 at the end
-  [[nodiscard]] std::string stop_while_rank_2_loads(std::set<int> const& stopping) {
-    load_time_ = 400ms;
+  /// Serves on 3 ranks. While the last one loads version 2, rank `stopping` has to stop. Then all serve once more.
+  /// @returns the version of rank 0 at the end
+  [[nodiscard]] std::string stop_while_rank_2_loads(int stopping) {
+    may_load_ = false;
     std::string version;
-    std::mutex mutex;
     run_ranks(
         3,
         [&](std::shared_ptr<comm::Group> const& group) {
@@ -120,19 +122,27 @@ class Versions : public testing::TestWithParam<Kind> {
           std::jthread keeper([&](std::stop_token const& stop) { versions.run(engine, group.get(), stop); });
           static_cast<void>(group->wait(*group->barrier()));
           if (group->rank() == 0) write("2");
-          std::this_thread::sleep_for(150ms);
-          if (stopping.contains(group->rank())) keeper.request_stop();
-          std::this_thread::sleep_for(500ms);
-          auto const reply = get(ask(engine, arrays));
-          EXPECT_EQ(reply.error, "");
-          EXPECT_EQ(reply.outputs.at(0).values, scores(reply.version, arrays));
+          while (!begins_to_load_[static_cast<std::size_t>(group->rank())]) std::this_thread::sleep_for(1ms);
+          static_cast<void>(group->wait(*group->barrier()));
+          if (group->rank() == stopping) {
+            keeper.request_stop();
+            if (stopping == 0) {
+              keeper.join();
+            } else {
+              std::this_thread::sleep_for(300ms);  // Its wait for the outcome goes on.
+            }
+            may_load_ = true;
+          }
+          auto const ends = Clock::now() + (stopping == 0 ? 200ms : 20s);
+          do {
+            auto const reply = get(ask(engine, arrays));
+            EXPECT_EQ(reply.error, "");
+            EXPECT_EQ(reply.outputs.at(0).values, scores(reply.version, arrays));
+          } while (engine.model()->manifest().version != "2" && Clock::now() < ends);
           static_cast<void>(group->wait(*group->barrier()));
           keeper.request_stop();
-          keeper.join();
-          if (group->rank() == 0) {
-            std::lock_guard const lock(mutex);
-            version = engine.model()->manifest().version;
-          }
+          if (keeper.joinable()) keeper.join();
+          if (group->rank() == 0) version = engine.model()->manifest().version;
           engine.drain();
         },
         kMaxLag);
@@ -141,7 +151,8 @@ class Versions : public testing::TestWithParam<Kind> {
 
   static constexpr int kMaxLag = 2;
   std::filesystem::path folder_;
-  std::chrono::milliseconds load_time_{0};
+  mutable std::array<std::atomic<bool>, 3> begins_to_load_{};  ///< Version 2, by rank.
+  std::atomic<bool> may_load_ = true;                          ///< Rank 2 waits for it when it loads version 2.
 };
 INSTANTIATE_TEST_SUITE_P(Ways, Versions, testing::Values(Kind::kPairwise, Kind::kRing),
                          [](auto const& each) { return each.param == Kind::kRing ? "ring" : "pairwise"; });
@@ -243,12 +254,12 @@ TEST_P(Versions, one_that_a_rank_cannot_load_or_of_another_model_is_refused_and_
 }
 
 TEST_P(Versions, a_rank_that_has_to_stop_takes_part_in_a_change_that_has_begun) {
-  EXPECT_EQ(stop_while_rank_2_loads({1}), "2");
+  EXPECT_EQ(stop_while_rank_2_loads(1), "2");
 }
 
 TEST_P(Versions, a_change_ends_if_rank_0_has_to_stop) {
   auto const began = Clock::now();
-  EXPECT_EQ(stop_while_rank_2_loads({0}), "1");
+  EXPECT_EQ(stop_while_rank_2_loads(0), "1");
   EXPECT_LT(Clock::now() - began, 8s) << "ranks waited for an outcome that rank 0 did not send";
 }
 
