@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <random>
@@ -169,7 +170,7 @@ class Connector {
   std::shared_ptr<comm::Group> group_;
 };
 
-LoadedVersion load(std::filesystem::path const& package, Arguments const& arguments) {
+LoadedVersion load_here(std::filesystem::path const& package, Arguments const& arguments) {
   auto const folder = std::filesystem::weakly_canonical(package);
   auto manifest = read_package(folder);
   auto tables = read_tables(manifest, folder, arguments.rank, arguments.size, nullptr);
@@ -177,6 +178,12 @@ LoadedVersion load(std::filesystem::path const& package, Arguments const& argume
   return {.folder = folder,
           .model = std::make_shared<ServedModel>(std::move(manifest), std::move(dense)),
           .tables = std::move(tables)};
+}
+
+/// Loads on a thread that ends. Compiled code, of which a trial batch is run, keeps objects for each thread until it
+/// ends, and with them its library in memory.
+LoadedVersion load(std::filesystem::path const& package, Arguments const& arguments) {
+  return std::async(std::launch::async, [&] { return load_here(package, arguments); }).get();
 }
 
 /// SIGTERM and SIGINT end the server, and SIGUSR1 writes a trace. They are blocked in all threads.

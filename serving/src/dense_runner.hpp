@@ -29,10 +29,13 @@ struct DenseRun {
   std::chrono::steady_clock::time_point began{}, ended{};
 };
 
-/// Runs dense parts one after the other on a thread of its own, so that a slow one stops nothing else. Thread-safe.
+/// Runs dense parts one after the other beside the caller, so that a slow one stops nothing else. Thread-safe.
+///
+/// Each model has a thread of its own, which ends before the next model runs. Compiled code keeps objects for each
+/// thread until it ends, and with them its library in memory.
 class DenseRunner {
  public:
-  /// @param on_ended called on that thread after each run
+  /// @param on_ended called on another thread after each run
   explicit DenseRunner(std::function<void()> on_ended)
       : on_ended_(std::move(on_ended)), thread_([this](std::stop_token const& stop) { run(stop); }) {}
   DenseRunner(DenseRunner const&) = delete;
@@ -57,6 +60,17 @@ class DenseRunner {
   void run(std::stop_token const& stop) {
     std::unique_lock lock(mutex_);
     while (changed_.wait(lock, stop, [this] { return !waiting_.empty(); })) {
+      auto const* const model = waiting_.front().model.get();
+      lock.unlock();
+      std::jthread([&] { run_those_of(model, stop); }).join();
+      lock.lock();
+    }
+  }
+  /// Returns when a run of another model waits.
+  void run_those_of(DenseModel const* model, std::stop_token const& stop) {
+    std::unique_lock lock(mutex_);
+    while (changed_.wait(lock, stop, [this] { return !waiting_.empty(); })) {
+      if (waiting_.front().model.get() != model) return;
       auto next = std::move(waiting_.front());
       waiting_.pop_front();
       lock.unlock();

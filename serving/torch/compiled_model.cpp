@@ -10,8 +10,14 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
 
+#include <dlfcn.h>
+#include <link.h>
+
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,10 +27,29 @@ namespace {
 
 using torch::inductor::AOTIModelPackageLoader;
 
+/// Paths of the libraries of compiled parts that this process has loaded.
+std::set<std::string> loaded_libraries() {
+  std::set<std::string> paths;
+  auto const add = [](dl_phdr_info* info, std::size_t /*size*/, void* found) {
+    if (std::string_view const path = info->dlpi_name; path.find("aotinductor") != std::string_view::npos) {
+      static_cast<std::set<std::string>*>(found)->emplace(path);
+    }
+    return 0;
+  };
+  dl_iterate_phdr(add, &paths);
+  return paths;
+}
+
+/// Unloads a library that was closed while a thread had objects of it, if it is still there.
+void unload(std::string const& path) {
+  if (void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD)) dlclose(handle);
+}
+
 class CompiledModel final : public DenseModel {
  public:
   CompiledModel(Manifest const& manifest, std::filesystem::path const& folder, int num_threads, at::Device device)
       : num_threads_(num_threads), device_(device) {
+    auto const before = loaded_libraries();
     for (auto const& part : manifest.parts) {
       auto const path = (folder / part.file).string();
       try {
@@ -36,6 +61,17 @@ class CompiledModel final : public DenseModel {
         throw PackageError(path + " cannot be loaded: " + error.what());
       }
     }
+    for (auto const& path : loaded_libraries()) {
+      if (!before.contains(path)) libraries_.push_back(path);
+    }
+  }
+  CompiledModel(CompiledModel const&) = delete;
+  CompiledModel& operator=(CompiledModel const&) = delete;
+  /// The libraries have the weights, and must not stay in memory. They do as long as a thread lives that has called
+  /// them, since they have variables of threads. So loading, runs and this end on threads that end.
+  ~CompiledModel() override {
+    std::jthread([this] { parts_.clear(); }).join();
+    for (auto const& path : libraries_) unload(path);
   }
 
   [[nodiscard]] std::vector<OutputRows> run(std::size_t part, std::span<InputTensor const> inputs) override {
@@ -71,6 +107,7 @@ class CompiledModel final : public DenseModel {
   int num_threads_;
   at::Device device_;
   std::vector<std::unique_ptr<AOTIModelPackageLoader>> parts_;
+  std::vector<std::string> libraries_;  ///< Unloaded at the end.
   static thread_local bool has_threads_;
 };
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from headway.serving.package import (
     ServedFeature,
     ServedTable,
 )
+from headway.serving.unloadable_code import compiler_settings
 
 #: Largest difference of an output, relative to 1, between batches that differ in other users.
 _MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -108,7 +109,8 @@ def export(
             sizes = sorted(set(buckets))
             flat = _Flat(dense, draft, getattr(torch, dtype))
             outputs = [_expect_rows_apart(flat, draft, bucket) for bucket in sizes]
-            parts = [_compile(flat, draft, bucket, new) for bucket in sizes]
+            settings = compiler_settings()
+            parts = [_compile(flat, draft, bucket, new, settings) for bucket in sizes]
         tables.save(new / TABLES_NAME)
         manifest = replace(draft, outputs=outputs[0], parts=parts)
         manifest.write(new)
@@ -149,14 +151,16 @@ class _Flat(nn.Module):
         return {name: output.float() for name, output in outputs.items()}
 
 
-def _compile(flat: _Flat, manifest: Manifest, bucket: Bucket, folder: Path) -> CompiledPart:
+def _compile(
+    flat: _Flat, manifest: Manifest, bucket: Bucket, folder: Path, settings: dict[str, Any]
+) -> CompiledPart:
     inputs = [each.to(manifest.device) for each in _trial_batch(manifest, bucket, seed=1)[0]]
     program = torch.export.export(flat, tuple(inputs), strict=False)
     path = folder / f"dense_{bucket.items}_{bucket.users}_{bucket.tokens}.pt2"
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(path),
-        inductor_configs={"always_keep_tensor_constants": True, "aot_inductor.package": True},
+        inductor_configs={"always_keep_tensor_constants": True, "aot_inductor.package": True, **settings},
     )
     content = path.read_bytes()
     return CompiledPart(bucket=bucket, file=path.name, num_bytes=len(content), crc32=zlib.crc32(content))

@@ -217,6 +217,9 @@ def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_
                     served = result.get_response().model_version
                     np.testing.assert_array_equal(result.as_numpy("logits"), expected[served])
                     num_new += served == version
+        maps = Path(f"/proc/{server.pid_of(0)}/maps").read_text().splitlines()
+        libraries = {line.split()[-1] for line in maps if "aotinductor" in line and ".so" in line}
+        assert len(libraries) <= 2 * len(Manifest.read(package).parts), "compiled code of old versions stays in memory"
         broken = tmp_path / "broken"
         shutil.copytree(packages["v2"], broken)
         next(broken.glob("dense_4*.pt2")).write_bytes(b"no code")

@@ -57,7 +57,7 @@ struct EngineStatistics {
 /// explains its loop. Thread-safe.
 class Engine {
  public:
-  /// Starts two threads: the loop, and one that runs the dense part.
+  /// Starts three threads: the loop, and two that run the dense part.
   /// @param fetcher has the version of `model`
   /// @throws base::UsageError if an option is out of its range
   Engine(std::shared_ptr<ServedModel const> model, std::unique_ptr<RowFetcher> fetcher, EngineOptions options);
