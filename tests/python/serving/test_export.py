@@ -22,7 +22,7 @@ from headway.serving import (
     ServedFeature,
     export,
 )
-from headway.serving.export import _expect_rows_apart, _served_tables
+from headway.serving.export import _expect_rows_apart, _Flat, _served_tables
 from torch import Tensor, nn
 
 
@@ -212,10 +212,10 @@ def test_a_leak_between_users_is_found(tables: HashTableCollection, tmp_path: Pa
         version="", torch_version="", seed=0, tables=_served_tables(tables, features), features=features,
         dense_features=[], longest=None, outputs=[], parts=[],
     )  # fmt: skip
-    assert _expect_rows_apart(OfUsers(), draft, bucket) == ["out"]
+    assert _expect_rows_apart(_Flat(OfUsers(), draft, torch.float32), draft, bucket) == ["out"]
     for leak in ("mean", "rows before", "off by one"):
         with pytest.raises(PackageError, match="with the other items of its batch"):
-            _expect_rows_apart(OfUsers(leak), draft, bucket)
+            _expect_rows_apart(_Flat(OfUsers(leak), draft, torch.float32), draft, bucket)
 
 
 def test_what_cannot_be_served_is_refused(tables: HashTableCollection, tmp_path: Path) -> None:
