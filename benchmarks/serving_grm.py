@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from headway.embedding import LOCAL
 from headway.embedding.config import NoOptimizer
 from headway.nn import GRM, GRMConfig
 from headway.serving import Bucket, DenseGRM, Predictor, Request, export
+from headway.training.train_step import DType
 from torch import Tensor
 
 from benchmarks.harness.arguments import make_parser, whole_number
@@ -56,9 +57,7 @@ def main(argv: Sequence[str]) -> int:
         "--model", choices=("grm_4g", "grm_110g", "small"), default="grm_4g", help="(default: %(default)s)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="(default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16", help="(default: %(default)s)"
-    )
+    parser.add_argument("--dtype", choices=get_args(DType), default="bfloat16", help="(default: %(default)s)")
     for name, default, text in (
         ("--candidates", 256, "items to score of a request"),
         ("--mean", 600, "mean length of a history"),
@@ -100,7 +99,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
         requests = [request_of(sample) for sample in samples]
         expected = expected_replies(package, requests)
-        expect_equal_predictions(package, requests[0], eager, options)
+        expect_equal_predictions(package, samples[0], eager, options)
         write_log(folder / "requests.jsonl", requests)
         [port] = free_ports(1)
         largest = max(users for users, _ in options.buckets)
@@ -283,13 +282,15 @@ def export_package(model: GRM, folder: Path, options: argparse.Namespace) -> Pat
     return folder
 
 
-def expect_equal_predictions(package: Path, request: Request, eager: EagerModel, options: argparse.Namespace) -> None:
+def expect_equal_predictions(
+    package: Path, sample: SampleBatch, eager: EagerModel, options: argparse.Namespace
+) -> None:
     """
     Raises:
         BenchmarkError: the package predicts something else than the eager model.
     """
-    served = Predictor(package).predict(request)
-    own = eager.predict(draw_samples(options)[0])
+    served = Predictor(package).predict(request_of(sample))
+    own = eager.predict(sample)
     most = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}[options.dtype]
     for name, values in own.items():
         difference = float((served[name] - values.float()).abs().max())

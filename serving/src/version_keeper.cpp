@@ -261,15 +261,12 @@ void VersionKeeper::lead(Engine& engine, Ranks& ranks, std::stop_token const& st
       continue;
     }
     auto failure = prepare(package_, number);
-    if (failure.empty()) {
-      failure = add_next(engine);
-    }
+    if (failure.empty()) failure = add_next(engine);
     if (failure.empty()) failure = offer(ranks);
     if (failure.empty() && engine.plans_switches()) failure = plan(engine, ranks, number);
     if (failure.empty()) {
       refused_ = {};
       ranks.tell_all({Kind::kSwitch, number});
-      ranks.end_decision();
       change(engine, ranks);
       continue;
     }
@@ -323,6 +320,7 @@ std::string VersionKeeper::plan(Engine& engine, Ranks& ranks, std::uint64_t numb
 
 // Rank 0 frees the old version only when the others have left it, and they when rank 0 says so.
 void VersionKeeper::change(Engine& engine, Ranks& ranks) {
+  ranks.end_decision();
   auto const old = current_.number();
   engine.switch_to(next_.number());
   current_ = std::exchange(next_, {});
@@ -352,10 +350,7 @@ void VersionKeeper::follow(Engine& engine, Ranks& ranks) {
     ranks.tell_leader({is_planned ? Kind::kReady : Kind::kFailed, wanted.number, is_planned ? "" : "it is late"});
     next = ranks.hear(0);
   }
-  if (next.kind == Kind::kSwitch) {
-    ranks.end_decision();
-    return change(engine, ranks);
-  }
+  if (next.kind == Kind::kSwitch) return change(engine, ranks);
   if (next.kind == Kind::kCancel) {
     engine.cancel_switch();
     ranks.tell_leader({Kind::kReady, wanted.number});

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from headway.cli.one_line_parser import OneLineParser
 from headway.embedding import CheckpointError
@@ -14,6 +15,7 @@ from headway.serving.grm import export_grm
 from headway.serving.package import Bucket, PackageError
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import ConfigError
+from headway.training.train_step import DType
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=get_args(DType),
         default="float32",
         help="of matrix products and attention, by autocast (default: float32)",
     )

@@ -37,6 +37,7 @@ from headway.serving.package import (
     ServedTable,
 )
 from headway.serving.unloadable_code import compiler_settings
+from headway.training.train_step import DType
 
 #: Largest difference of an output, relative to 1, between batches that differ in other users.
 _MOST_DIFFERENCE = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -52,7 +53,7 @@ def export(
     dense_features: Sequence[DenseFeature] = (),
     longest: int | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    dtype: DType = "float32",
     version: str = "1",
 ) -> Manifest:
     """Writes a package. One process calls it, with all rows.

@@ -32,6 +32,7 @@ from headway.serving.export import export
 from headway.serving.package import Bucket, Manifest, PackageError, ServedFeature
 from headway.training.checkpoints import Checkpoints
 from headway.training.config import TrainingConfig
+from headway.training.train_step import DType
 from headway.training.trained_state import load_weights
 
 HISTORY = "history"  #: Name of the sequence of events.
@@ -138,7 +139,7 @@ def export_grm(
     *,
     buckets: Sequence[Bucket],
     device: Literal["cpu", "cuda"] = "cpu",
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    dtype: DType = "float32",
     version: str = "",
 ) -> Manifest:
     """Writes a checkpoint of ``headway train`` as a package.
