@@ -96,14 +96,15 @@ class DenseGRM(nn.Module):
         place_of_event = torch.arange(num_events, device=items.device) + items_before[of_event] + context_of[of_event]
         place_of_item = torch.arange(num_items, device=items.device) + after[of_item] + context_of[of_item]
 
-        x = history.new_zeros(num_context * num_users + num_events + num_items, model.config.dim)
-        x = x.index_copy(0, place_of_event, self._project(history, [embeddings[name] for name in schema.actions]))
-        x = x.index_copy(0, place_of_item, self._project(targets, []))
+        of_events = self._project(history, [embeddings[name] for name in schema.actions])  # 16 bits under autocast.
+        x = of_events.new_zeros(num_context * num_users + num_events + num_items, model.config.dim)
+        x = x.index_copy(0, place_of_event, of_events)
+        x = x.index_copy(0, place_of_item, self._project(targets, []).to(x.dtype))
         if num_context > 0:
             rows = torch.stack([encoder.context[f"of_{name}"](embeddings[name]) for name in schema.context], dim=1)
             first = context_of[:-1] - num_context + events_before[:-1] + items_before[:-1]
             places = first[:, None] + torch.arange(num_context, device=items.device)
-            x = x.index_copy(0, places.flatten(), rows.flatten(0, 1))
+            x = x.index_copy(0, places.flatten(), rows.flatten(0, 1).to(x.dtype))
         sequences = Sequences(
             offsets=offsets_of(lengths[HISTORY] + items + num_context),
             max_length=model.config.max_length,
