@@ -3,7 +3,8 @@
 
 Each rank is a process of ``headway_serve`` with the exported DLRM. ``headway_load`` sends requests at random times;
 their latency counts from when they were due. A rate is held if the 99% quantile of the latency is below ``--p99``, and
-99% of the requests are answered. The highest one is searched by bisection, from what waiting clients reach.
+99% of the requests are answered. The highest one is searched from what waiting clients reach: rates 1.5 times apart
+until one is held and the next is not, then bisection until they are 3% apart.
 
 Settings delay the keys of each batch by a random time, as if a service had to be asked for features: none
 (``balanced``), 0 to 10 ms (``random``), 0 to 10 ms more on a rank for each place of it (``heterogeneous``), or 10 ms in
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import sys
 import tempfile
@@ -50,7 +52,9 @@ _SETTINGS = ("balanced", "random", "heterogeneous", "straggler")
 _SYSTEMS = ("ring 0", "ring 1", "ring 2", "ring 4", "pairwise")
 _KSERVE = tuple(f"kserve {tables}" for tables in TABLES)
 _LOW_LOAD, _STAGES_LOAD = 0.2, 0.5  #: Multiply the highest rate: of the first system, and of the own.
-_STEPS = 5  #: Halvings of the range of rates.
+_FACTOR = 1.5  #: Between rates, until one is held and the next is not.
+_RESOLUTION = 1.03  #: Of the rate.
+_MOST_TRIALS = 20  #: Of a search.
 _EIGHTHS = (1, 2, 3, 4, 6, 8)  #: Buckets of the package, in eighths of --max-rows. A batch computes a whole bucket.
 
 
@@ -201,15 +205,18 @@ def _serve(
 def _highest_rate(options: argparse.Namespace, package: Path, addresses: Sequence[str]) -> Trial:
     """Searches the highest rate that is held. Returns its trial, or that of the lowest rate if none is."""
     closed = load_at(options, package, addresses, "--clients", str(8 * len(addresses)))
-    low, high = 0.0, 1.3 * closed.result["answered_per_s"]
+    rate = float(closed.result["answered_per_s"])
+    low, high = 0.0, math.inf
     best: Trial | None = None
-    for _ in range(_STEPS):
-        rate = (low + high) / 2
+    for _ in range(_MOST_TRIALS):
         trial = load_at(options, package, addresses, "--rate", f"{rate:.1f}")
         if trial.holds(options.p99):
             low, best = rate, trial
         else:
             high = rate
+        if high <= _RESOLUTION * low or high < 1:
+            break
+        rate = low * _FACTOR if math.isinf(high) else high / _FACTOR if low == 0 else math.sqrt(low * high)
     return best or Trial(0.0, trial.result)
 
 

@@ -10,7 +10,8 @@ All of them serve the exported DLRM and compare each reply with the prediction o
 * ``idle``: processor time of ranks without requests.
 * ``soak``: load for a long time, with a new version every few minutes.
 
-The rate that ranks *sustain* is 0.9 of what waiting clients reach. Load generator and ranks share the cores.
+The rate that ranks *sustain* is 0.9 of what waiting clients reach. Load generator and ranks share the cores, unless
+``--cores-of-load`` and a ``taskset`` around the command keep them apart.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("serving_trials", DESCRIPTION, ranks=(2,))
     parser.add_argument("--trials", nargs="+", choices=tuple(_TRIALS), default=list(_TRIALS), metavar="TRIAL",
                         help=f"{', '.join(_TRIALS)} (default: all)")  # fmt: skip
+    parser.add_argument("--cores-of-load", default="", metavar="LIST", help="of the load generator, as for taskset")
     for name, default, text in (
         ("--divide-rows", 20, "tables have one Nth of the rows of Criteo Kaggle"),
         ("--max-rows", 512, "most items of a batch"),
@@ -100,7 +102,10 @@ class _Prepared:
         new.rename(self.link)
 
     def start(self, addresses: Sequence[str], *words: str, seconds: int) -> Load:
-        return Load(self.packages[0], addresses, *words, log=self.log, expected=self.expected, seconds=seconds)
+        return Load(
+            self.packages[0], addresses, *words, log=self.log, expected=self.expected, seconds=seconds,
+            cores=self.options.cores_of_load,
+        )  # fmt: skip
 
     def closed_loop(self, addresses: Sequence[str], seconds: int) -> LoadRun:
         """Clients that wait for their replies."""

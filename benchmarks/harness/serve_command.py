@@ -181,16 +181,25 @@ class Load:
         log: file of requests, by ``write_log()``.
         expected: their replies.
         seconds: time of the measurement.
+        cores: cores of the load generator, as for taskset; empty: all.
     """
 
     def __init__(
-        self, package: Path, addresses: Sequence[str], *words: str, log: Path, expected: Expected, seconds: int
+        self,
+        package: Path,
+        addresses: Sequence[str],
+        *words: str,
+        log: Path,
+        expected: Expected,
+        seconds: int,
+        cores: str = "",
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._expected = expected
         self._limit_s = seconds + BEYOND_LOAD_S
         self._files = Path(self._folder.name) / "result.json", Path(self._folder.name) / "replies.jsonl"
-        command = [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
+        command = ["taskset", "-c", cores] if cores else []
+        command += [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
         command += ["--log", str(log), "--seconds", str(seconds), "--json", str(self._files[0])]
         command += ["--replies", str(self._files[1]), *words]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
