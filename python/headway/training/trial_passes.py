@@ -23,7 +23,7 @@ from headway.nn.row_padding import padded_rows
 from headway.training.device_memory import is_out_of_memory
 from headway.training.gradients import loss_of
 
-_NEARLY_SLOWEST = 0.95  #: ``times_of()`` measures batches from this part of the slowest one's time on several times.
+_NEARLY_SLOWEST = 0.99  #: ``times_of()`` measures batches from this part of the slowest one's time on several times.
 
 
 class PassMemoryError(RuntimeError):
@@ -114,8 +114,9 @@ class TrialPasses:
 
         A GPU measures its own time, and the host enqueues passes without a wait between them. Passes before, the
         longest first, allocate memory and let cuBLAS choose its kernels for each number of rows (row_padding.py).
-        Batches within 5% of the slowest are measured ``rounds`` times, for the median: passes over one batch differ by
-        1% (standard deviation), and the largest of many would be taken for the time of the slowest batch.
+        Passes over one batch differ by 1% (standard deviation), and the largest of many would be taken for the time of
+        the slowest batch. So a batch within 1% of the slowest is measured again, until all such have the median of
+        ``rounds`` passes. A median that falls lets others be among the slowest; they get their passes, too.
         """
         if self._device.type != "cuda":
             return [self.time_of(host) for host in hosts]
