@@ -46,4 +46,5 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def sequence_of_tokens(offsets: Tensor, num_tokens: int) -> Tensor:
     """Returns the sequence of each token, (T,) int64; B for tokens after the last offset."""
     tokens = torch.arange(num_tokens, device=offsets.device)
-    return torch.searchsorted(offsets[1:], tokens, right=True)
+    # Not by offsets[1:]: Inductor compiles no search in a slice for GPUs (PyTorch 2.11).
+    return torch.searchsorted(offsets, tokens, right=True) - 1

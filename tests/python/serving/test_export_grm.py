@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_ranks import NEEDS_GPU
 from headway.data import BatchReader, ParquetFolder, SampleSchema
 from headway.data.sample_batch import SampleBatch
 from headway.embedding import LOCAL
@@ -91,11 +92,12 @@ def test_predictions_are_those_of_the_trained_model(
             torch.testing.assert_close(found[name], expected[name].exp(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2e-2), ("float16", 2e-3)])
 def test_a_package_in_16_bits_predicts_what_the_model_does_under_autocast(
-    trained: Trainer, batches: list[SampleBatch], tmp_path: Path, dtype: Any, tolerance: float
+    trained: Trainer, batches: list[SampleBatch], tmp_path: Path, dtype: Any, tolerance: float, device: Any
 ) -> None:
-    export_grm(trained.out, tmp_path / dtype, buckets=[BUCKET], dtype=dtype)
+    export_grm(trained.out, tmp_path / dtype, buckets=[BUCKET], dtype=dtype, device=device)
     predictor = Predictor(tmp_path / dtype)
     differs = False
     for batch in batches[:4]:
