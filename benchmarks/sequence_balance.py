@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("torch finds no GPU")
-    law = _Lengths.of(options.lengths, options.longest)
+    law = LengthLaw.of(options.lengths, options.longest)
     with _passes(options, law.longest) as passes:
         cost = measure_cost(
             passes, tokens=options.replayed_tokens, longest=law.longest, device=torch.device(options.device)
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         ]
 
 
-class _Lengths(NamedTuple):
+class LengthLaw(NamedTuple):
     """Lengths of samples: ``known`` ones to draw from, or a lognormal law.
 
     Attributes:
@@ -121,7 +121,7 @@ class _Lengths(NamedTuple):
     known: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, name: str, longest: int | None) -> _Lengths:
+    def of(cls, name: str, longest: int | None) -> LengthLaw:
         if name == "600":  # A mean of 600 after the clip, as MTGRBoost has it.
             return cls(longest or 3000, median=float(np.exp(5.949)), sigma=1.0)
         if name == "21k":
@@ -162,7 +162,7 @@ def _passes(options: argparse.Namespace, longest: int) -> TrialPasses:
 
 
 def _measure_ranks(
-    options: argparse.Namespace, num_ranks: int, law: _Lengths, cost: FittedCost, passes: TrialPasses | None
+    options: argparse.Namespace, num_ranks: int, law: LengthLaw, cost: FittedCost, passes: TrialPasses | None
 ) -> list[Point]:
     lengths = law.draw(options.samples * num_ranks, seed=num_ranks)
     weights = SampleWeight(square=cost.square).of(lengths)
