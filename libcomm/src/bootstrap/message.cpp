@@ -45,7 +45,7 @@ void MessageReader::parse_prefix() {
   if (magic != kMagic) {
     error_ = "it does not speak Headway's protocol";
   } else if (kind < static_cast<std::uint32_t>(BootstrapMessageKind::kHello) ||
-             kind > static_cast<std::uint32_t>(BootstrapMessageKind::kRankAddresses)) {
+             kind > static_cast<std::uint32_t>(BootstrapMessageKind::kStoreValue)) {
     error_ = "it sent a message of unknown kind";
   } else if (body_bytes_ > max_body_) {
     error_ = "it sent a message that is too long";

@@ -16,8 +16,9 @@ enum class BootstrapMessageKind : std::uint8_t {
   kRefusal = 3,       ///< The sender rejects the connection, with the reason.
   kReady = 4,         ///< The sender is connected with all ranks.
   kFailure = 5,       ///< The bootstrap failed: the first failing rank and the reason.
-  kRankAddress = 6,   ///< To rank 0: the sender's address.
-  kRankAddresses = 7  ///< From rank 0: the addresses of all ranks.
+  kRankAddress = 6,    ///< To rank 0: the sender's address.
+  kRankAddresses = 7,  ///< From rank 0: the addresses of all ranks.
+  kStoreValue = 8      ///< A key and its value (SocketStore).
 };
 
 /// One bootstrap message: 4 bytes magic, 4 bytes kind, 4 bytes body length, body. All little-endian.
