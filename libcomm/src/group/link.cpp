@@ -112,8 +112,7 @@ std::optional<base::FileDescriptor> connect_to(SocketAddress const& address, Dea
     if (while_waiting) while_waiting();
   }
   if (failed == 0) return socket;
-  error = address.to_string() + ": " +
-          (failed == EINPROGRESS ? "no answer" : std::system_category().message(failed));
+  error = address.to_string() + ": " + (failed == EINPROGRESS ? "no answer" : std::system_category().message(failed));
   return std::nullopt;
 }
 
@@ -124,9 +123,7 @@ milliseconds left_until(Deadline until) {
 
 /// Makes the group over a connection, within options.connect_timeout. Both sides call it.
 std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string const& peer, GroupOptions options) {
-  auto const key = [](std::string_view name, int of_rank) {
-    return std::string(name) + "/" + std::to_string(of_rank);
-  };
+  auto const key = [](std::string_view name, int of_rank) { return std::string(name) + "/" + std::to_string(of_rank); };
   Deadline const until = deadline_after(options.connect_timeout);
   SocketStore store(std::move(socket), peer, options.while_connecting);
   store.set(key("name", rank), options.name);
@@ -179,6 +176,7 @@ class LinkListener::Impl {
     if (is_closed_.load() || joined_.empty()) return nullptr;
     auto group = std::move(joined_.front());
     joined_.pop_front();
+    ::eventfd_write(wake_.get(), 1);  // There may be room for a peer of the backlog.
     return group;
   }
 
@@ -213,7 +211,9 @@ class LinkListener::Impl {
       pollfd waited[2] = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
                           {.fd = socket_.get(), .events = POLLIN, .revents = 0}};
       bool const has_room = num_pending() < kMostPending;
-      ::poll(waited, has_room ? 2 : 1, static_cast<int>(kTick.count()));
+      ::poll(waited, has_room ? 2 : 1, -1);
+      eventfd_t count = 0;
+      ::eventfd_read(wake_.get(), &count);
       if (has_room && (waited[1].revents & POLLIN) != 0) begin_join();
     }
     socket_.reset();

@@ -6,9 +6,11 @@
 #include "headway/comm/link.hpp"
 
 #include "bootstrap/socket_store.hpp"
+#include "cpu_time.hpp"
 #include "system/sockets.hpp"
 
 #include <gtest/gtest.h>
+
 #include <sys/socket.h>
 
 #include <array>
@@ -93,7 +95,8 @@ TEST_P(LinkTest, EachLinkFailsAlone) {
   LinkListener listener("127.0.0.1:0", options_of(GetParam()));
   std::vector<std::future<std::unique_ptr<Group>>> dialling;
   for (int peer = 0; peer < 6; ++peer) {
-    dialling.push_back(std::async(std::launch::async, [&] { return dial(listener.address(), options_of(GetParam())); }));
+    dialling.push_back(
+        std::async(std::launch::async, [&] { return dial(listener.address(), options_of(GetParam())); }));
   }
   std::vector<std::unique_ptr<Group>> servers, clients;
   for (std::size_t peer = 0; peer < dialling.size(); ++peer) servers.push_back(listener.accept(kLong));
@@ -203,6 +206,16 @@ TEST(Link, ClosingEndsAWaitAndAJoin) {
   EXPECT_TRUE(waiting.get());
   listener.reset();
   EXPECT_LT(Clock::now() - begin, seconds(3));
+}
+
+TEST(Link, AListenerSleepsAfterAJoin) {
+  LinkListener listener("127.0.0.1:0", options_of());
+  auto const [server, client] = join(listener, options_of());
+  EXPECT_EQ(pass(*client, *server, 1), 1);
+  std::this_thread::sleep_for(milliseconds(100));
+  auto const before = process_cpu_time();
+  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_LT(process_cpu_time() - before, milliseconds(100));
 }
 
 TEST(Link, NobodyDialsAndTheWaitEnds) {

@@ -18,7 +18,7 @@
 //
 //   auto link = comm::dial("ps-0.ps:7000", options);                  // its client
 //
-// Cost, with slots of 4 KiB: 50 KiB over shm and 75 KiB over tcp, 5 or 6 descriptors, and no thread
+// A link with slots of 4 KiB costs 75 KiB over shm and 100 KiB over tcp, 5 or 6 descriptors, and no thread
 // (docs/design/links.md).
 
 namespace headway::comm {
