@@ -25,6 +25,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headway::benchmarks {
@@ -93,18 +94,26 @@ comm::GroupOptions options_of(Settings const& settings) {
   return options;
 }
 
-/// Sends a message and receives one. @throws std::runtime_error
-void exchange(comm::Group& link) {
-  std::array<std::byte, 64> out{}, in{};
-  int const peer = 1 - link.rank();
-  auto const received = link.receive(in, peer, 0, 0);
-  auto const sent = link.send(out, peer, 0, 0);
-  for (auto const& each : {received, sent}) {
-    if (auto const status = link.wait(*each); !status.ok()) throw std::runtime_error(std::string(status.message()));
+using Links = std::vector<std::unique_ptr<comm::Group>>;
+
+/// Sends a message over each link and receives one. Links may be accepted in another order than they were dialled, so
+/// none waits before all have begun. @throws std::runtime_error
+void exchange_over_all(Links const& links) {
+  using Message = std::array<std::byte, 64>;
+  Message const out{};
+  std::vector<Message> in(links.size());
+  std::vector<std::pair<comm::Group*, comm::OperationPtr>> pending;
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    auto& link = *links[i];
+    pending.emplace_back(&link, link.receive(in[i], 1 - link.rank(), 0, 0));
+    pending.emplace_back(&link, link.send(out, 1 - link.rank(), 0, 0));
+  }
+  for (auto const& [link, operation] : pending) {
+    if (auto const status = link->wait(*operation); !status.ok()) {
+      throw std::runtime_error(std::string(status.message()));
+    }
   }
 }
-
-using Links = std::vector<std::unique_ptr<comm::Group>>;
 
 void listen(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
   comm::LinkListener listener("127.0.0.1:0", options_of(settings));
@@ -118,7 +127,7 @@ void listen(Settings const& settings, comm::Store& store, RankBarrier& barrier) 
     links.push_back(std::move(link));
   }
   double const join_s = duration<double>(steady_clock::now() - begin).count();
-  for (auto const& link : links) exchange(*link);
+  exchange_over_all(links);
   auto const after = Usage::now();
   std::this_thread::sleep_for(seconds(1));
   auto const idle = Usage::now();
@@ -142,7 +151,7 @@ void dial_all(Settings const& settings, comm::Store& store, RankBarrier& barrier
   auto const address = store.get("address", seconds(30));
   Links links;
   for (int i = 0; i < settings.links; ++i) links.push_back(comm::dial(address, options_of(settings)));
-  for (auto const& link : links) exchange(*link);
+  exchange_over_all(links);
   barrier.wait();
 }
 
