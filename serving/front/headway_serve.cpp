@@ -5,6 +5,7 @@
 #include "batch_trace.hpp"
 #include "compiled_model.hpp"
 #include "front_server.hpp"
+#include "group_environment.hpp"
 #include "headway/base/log.hpp"
 #include "headway/base/status.hpp"
 #include "headway/serving/engine.hpp"
@@ -115,6 +116,7 @@ Generations make_generations(Arguments const& arguments) {
   options.timeout = std::chrono::hours(24 * 365);
   options.num_channels = 2;  // A ring has one for keys and one for rows.
   options.max_lag = arguments.is_ring ? arguments.max_lag : 0;
+  read_group_environment(options);
   return {arguments.store, arguments.rank, arguments.size, options};
 }
 
