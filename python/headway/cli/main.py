@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headway._environment import KNOWN_VARIABLES, check_environment
 from headway.cli.one_line_parser import OneLineParser
+from headway.cli.process_memory import keep_freed_memory
 
 _DESCRIPTION = """\
 Headway moves embedding rows between the ranks of a recommendation model, and lets ranks run a bounded
@@ -116,6 +117,7 @@ def _run_demo(arguments: list[str]) -> int:
 
 
 def _run_train(arguments: list[str]) -> int:
+    keep_freed_memory()
     return _run_program("dlrm_examples.grm.train", arguments, "headway train")
 
 
