@@ -53,8 +53,8 @@ _SYSTEMS = ("ring 0", "ring 1", "ring 2", "ring 4", "pairwise")
 _KSERVE = tuple(f"kserve {tables}" for tables in TABLES)
 _LOW_LOAD, _STAGES_LOAD = 0.2, 0.5  #: Multiply the highest rate: of the first system, and of the own.
 _FACTOR = 1.5  #: Between rates, until one is held and the next is not.
-_RESOLUTION = 1.03  #: Of the rate.
-_MOST_TRIALS = 20  #: Of a search.
+_RESOLUTION = 1.03  #: The search ends when the rates are this factor apart.
+_MOST_TRIALS = 20  #: Limit of a search.
 _EIGHTHS = (1, 2, 3, 4, 6, 8)  #: Buckets of the package, in eighths of --max-rows. A batch computes a whole bucket.
 
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What many links cost a process: memory, descriptors, threads, the time to join, and processor time while they are
-// idle. A second process dials the first one as often as there are links, and each link carries a message both ways
-// before anything is measured.
+// Measures what many links cost a process: memory, descriptors, threads, the time to join, and processor time while
+// they are idle. A second process dials the first one as often as there are links, and each link carries a message both
+// ways before anything is measured.
 
 #include "forked_ranks.hpp"
 #include "json_object.hpp"
@@ -55,7 +55,7 @@ std::string usage(std::string const& program) {
          "  --time-limit S    end after this time (300)\n";
 }
 
-/// What the process uses now.
+/// Resources that the process uses.
 struct Usage {
   double memory_kib = 0;  ///< Resident, shared memory included.
   long descriptors = 0;

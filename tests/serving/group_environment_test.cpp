@@ -7,6 +7,7 @@
 #include "headway/base/status.hpp"
 
 #include <gtest/gtest.h>
+
 #include <unistd.h>
 
 #include <cstdlib>

@@ -11,11 +11,11 @@
 namespace headway::comm {
 
 enum class BootstrapMessageKind : std::uint8_t {
-  kHello = 1,         ///< Sender, receiver, a nonce, and the fields that must agree.
-  kProof = 2,         ///< HMAC that proves knowledge of the secret.
-  kRefusal = 3,       ///< The sender rejects the connection, with the reason.
-  kReady = 4,         ///< The sender is connected with all ranks.
-  kFailure = 5,       ///< The bootstrap failed: the first failing rank and the reason.
+  kHello = 1,          ///< Sender, receiver, a nonce, and the fields that must agree.
+  kProof = 2,          ///< HMAC that proves knowledge of the secret.
+  kRefusal = 3,        ///< The sender rejects the connection, with the reason.
+  kReady = 4,          ///< The sender is connected with all ranks.
+  kFailure = 5,        ///< The bootstrap failed: the first failing rank and the reason.
   kRankAddress = 6,    ///< To rank 0: the sender's address.
   kRankAddresses = 7,  ///< From rank 0: the addresses of all ranks.
   kStoreValue = 8      ///< A key and its value (SocketStore).

@@ -26,8 +26,8 @@ class SocketStore final : public Store {
   /// @throws SystemError also as soon as the peer closes the connection.
   std::string get(std::string const& key, std::chrono::milliseconds timeout) override;
 
-  static constexpr std::size_t kMostValues = 16;       ///< From the peer.
-  static constexpr std::size_t kMostBytes = 64 << 10;  ///< Of a value and its key.
+  static constexpr std::size_t kMostValues = 16;       ///< Limit of values from the peer.
+  static constexpr std::size_t kMostBytes = 64 << 10;  ///< Limit of a value with its key.
 
  private:
   /// Reads what has come. @returns whether the connection is open.

@@ -282,7 +282,7 @@ class LinkListener::Impl {
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Group>> joined_;  ///< Guarded by mutex_.
   LinkRefusals refusals_;                      ///< Guarded by mutex_.
-  std::list<Joiner> joiners_;                  ///< Of the acceptor's thread, and of the destructor after it.
+  std::list<Joiner> joiners_;                  ///< Only the acceptor's thread uses it, then the destructor.
   std::thread acceptor_;
 };
 

@@ -37,7 +37,8 @@ class LinkListener {
   /// @param options those of all links. Both sides need the same name and secret, and agree on what ranks of a group
   ///   agree on. A peer has kLongestJoin, or connect_timeout if that is shorter, from its first message on.
   ///   `while_connecting` is not called.
-  /// @throws UsageError, SystemError.
+  /// @throws UsageError if the address is none, or not numeric.
+  /// @throws SystemError if nobody can listen there.
   LinkListener(std::string const& address, GroupOptions options);
   /// Ends what close() does not end at once.
   ~LinkListener();
