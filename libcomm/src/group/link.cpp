@@ -138,6 +138,14 @@ std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string c
   return group;
 }
 
+SystemError no_link(GroupOptions const& options, std::string const& address, std::string const& reason) {
+  return SystemError("link '" + options.name + "' to " + address + ": " + reason);
+}
+
+std::string nobody_answers(GroupOptions const& options, std::string const& last_error) {
+  return "nobody answers within " + std::to_string(options.connect_timeout.count()) + " ms (" + last_error + ")";
+}
+
 /// Thrown in a join when the listener closes.
 struct IsClosed {};
 
@@ -309,12 +317,11 @@ std::unique_ptr<Group> dial(std::string const& address, GroupOptions const& opti
       try {
         return join(1, std::move(*socket), "the listener at " + candidate.to_string(), std::move(remaining));
       } catch (SystemError const& failure) {
-        throw SystemError("link '" + options.name + "' to " + address + ": " + failure.what());
+        throw no_link(options, address, failure.what());
       }
     }
     if (Clock::now() + pause >= until) {
-      throw SystemError("link '" + options.name + "' to " + address + ": nobody answers within " +
-                        std::to_string(options.connect_timeout.count()) + " ms (" + error + ")");
+      throw no_link(options, address, nobody_answers(options, error));
     }
     std::this_thread::sleep_for(pause);
     if (options.while_connecting) options.while_connecting();

@@ -50,6 +50,8 @@ base::FileDescriptor listen_on(SocketAddress const& address) {
   if (!socket.valid()) throw SystemError("socket", errno, address.to_string());
   // An IPv6 socket on "::" accepts IPv4 connections too.
   if (address.family() == AF_INET6) set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0, "IPV6_V6ONLY");
+  // A program that starts again gets its port though connections of the last one are in TIME_WAIT.
+  if (!address.is_local()) set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
   if (::bind(socket.get(), address.raw(), address.length()) != 0) throw SystemError("bind", errno, address.to_string());
   if (::listen(socket.get(), SOMAXCONN) != 0) throw SystemError("listen", errno, address.to_string());
   return socket;

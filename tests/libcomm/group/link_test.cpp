@@ -178,6 +178,20 @@ TEST(Link, APeerMayDialBeforeAnyoneListens) {
   EXPECT_EQ(pass(*client, *server, 4), 4);
 }
 
+TEST(Link, AListenerThatStartsAgainGetsItsPort) {
+  auto listener = std::make_unique<LinkListener>("127.0.0.1:0", options_of());
+  auto const address = listener->address();
+  for (int life = 0; life < 5; ++life) {
+    for (int peer = 0; peer < 4; ++peer) {
+      auto const [server, client] = join(*listener, options_of());
+      EXPECT_EQ(pass(*client, *server, peer), peer);
+    }
+    EXPECT_THROW(LinkListener(address, options_of()), SystemError) << "two listeners have one port";
+    listener.reset();
+    listener = std::make_unique<LinkListener>(address, options_of());
+  }
+}
+
 TEST(Link, NobodyListensAndTheAddressIsNamed) {
   auto options = options_of();
   options.connect_timeout = milliseconds(300);
