@@ -53,7 +53,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHelloTime(5000);
 /// Pauses between two tries to dial.
 constexpr milliseconds kFirstPause(20), kLongestPause(500);
-/// Time of a try to connect to one address, when there are others.
+/// Time of a try to connect to one address. Then others are tried, and the name is looked up again.
 constexpr milliseconds kTryTime(2000);
 constexpr milliseconds kTick(100);
 
@@ -127,7 +127,9 @@ std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string c
   Deadline const until = deadline_after(options.connect_timeout);
   SocketStore store(std::move(socket), peer, options.while_connecting);
   store.set(key("name", rank), options.name);
-  auto const name = store.get(key("name", 1 - rank), std::min(kHelloTime, options.connect_timeout));
+  // A side that dialled may have to wait in the listener's backlog.
+  auto const hello_time = rank == 0 ? std::min(kHelloTime, options.connect_timeout) : options.connect_timeout;
+  auto const name = store.get(key("name", 1 - rank), hello_time);
   if (name != options.name) {
     throw SystemError(peer + " has the link '" + name + "', and this is '" + options.name + "'");
   }
@@ -146,6 +148,12 @@ std::string nobody_answers(GroupOptions const& options, std::string const& last_
   return "nobody answers within " + std::to_string(options.connect_timeout.count()) + " ms (" + last_error + ")";
 }
 
+/// @throws UsageError
+void check_link_options(GroupOptions const& options) {
+  expects(!options.secret.empty(), "a link needs a secret: whoever reaches the port could join without one");
+  expects(options.transport != Transport::kInproc, "a link joins processes, and transport inproc does not");
+}
+
 /// Thrown in a join when the listener closes.
 struct IsClosed {};
 
@@ -154,6 +162,7 @@ struct IsClosed {};
 class LinkListener::Impl {
  public:
   Impl(std::string const& address, GroupOptions options) : options_(std::move(options)) {
+    check_link_options(options_);
     auto const wanted = split_address(address);
     auto const numeric = SocketAddress::numeric(wanted.host, wanted.port);
     expects(numeric.has_value(), "'" + address + "': a listener needs a numeric address");
@@ -162,9 +171,6 @@ class LinkListener::Impl {
     wake_ = base::FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_.valid()) throw SystemError("eventfd", errno, address_);
     options_.connect_timeout = std::min<milliseconds>(options_.connect_timeout, kLongestJoin);
-    options_.while_connecting = [this] {
-      if (is_closed_.load()) throw IsClosed();
-    };
     BlockedSignals const blocked;
     acceptor_ = std::thread([this] { run(); });
   }
@@ -180,8 +186,8 @@ class LinkListener::Impl {
 
   std::unique_ptr<Group> accept(milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline_after(timeout), [this] { return is_closed_.load() || !joined_.empty(); });
-    if (is_closed_.load() || joined_.empty()) return nullptr;
+    changed_.wait_until(lock, deadline_after(timeout), [this] { return is_closed_->load() || !joined_.empty(); });
+    if (is_closed_->load() || joined_.empty()) return nullptr;
     auto group = std::move(joined_.front());
     joined_.pop_front();
     ::eventfd_write(wake_.get(), 1);  // There may be room for a peer of the backlog.
@@ -191,7 +197,7 @@ class LinkListener::Impl {
   void close() {
     {
       std::lock_guard const lock(mutex_);
-      is_closed_.store(true);
+      is_closed_->store(true);
     }
     changed_.notify_all();
     ::eventfd_write(wake_.get(), 1);
@@ -210,7 +216,7 @@ class LinkListener::Impl {
 
   /// The acceptor's thread.
   void run() {
-    while (!is_closed_.load()) {
+    while (!is_closed_->load()) {
       std::erase_if(joiners_, [](Joiner& each) {
         if (!each.is_done.load()) return false;
         each.thread.join();
@@ -261,7 +267,14 @@ class LinkListener::Impl {
   void try_join(base::FileDescriptor socket, std::string const& peer) {
     try {
       tune_connection(socket.get());
-      auto group = join(0, std::move(socket), peer, options_);
+      // The group keeps its options, so the callback outlives the listener, and does nothing after the join.
+      auto const is_joined = std::make_shared<std::atomic<bool>>(false);
+      auto options = options_;
+      options.while_connecting = [is_joined, is_closed = is_closed_] {
+        if (!is_joined->load() && is_closed->load()) throw IsClosed();
+      };
+      auto group = join(0, std::move(socket), peer, std::move(options));
+      is_joined->store(true);
       std::lock_guard const lock(mutex_);
       joined_.push_back(std::move(group));
     } catch (IsClosed const&) {
@@ -285,7 +298,8 @@ class LinkListener::Impl {
   GroupOptions options_;
   base::FileDescriptor socket_, wake_;
   std::string address_;
-  std::atomic<bool> is_closed_ = false;  ///< Set under mutex_.
+  /// Set under mutex_. Callbacks of joins share it.
+  std::shared_ptr<std::atomic<bool>> const is_closed_ = std::make_shared<std::atomic<bool>>(false);
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Group>> joined_;  ///< Guarded by mutex_.
@@ -303,13 +317,14 @@ void LinkListener::close() { impl_->close(); }
 LinkRefusals LinkListener::refusals() const { return impl_->refusals(); }
 
 std::unique_ptr<Group> dial(std::string const& address, GroupOptions const& options) {
+  check_link_options(options);
   auto const wanted = split_address(address);
   Deadline const until = deadline_after(options.connect_timeout);
   std::string error = "no try was made";
   for (milliseconds pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     auto const candidates = resolve(wanted, error);
     for (auto const& candidate : candidates) {
-      Deadline const try_until = candidates.size() > 1 ? std::min(until, Clock::now() + kTryTime) : until;
+      Deadline const try_until = std::min(until, Clock::now() + kTryTime);
       auto socket = connect_to(candidate, try_until, options.while_connecting, error);
       if (!socket) continue;
       auto remaining = options;

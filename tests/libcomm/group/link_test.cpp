@@ -210,6 +210,22 @@ TEST(Link, AWrongAddressIsNamed) {
   EXPECT_EQ(LinkListener("[::1]:0", options_of()).address().rfind("[::1]:", 0), 0U);
 }
 
+TEST(Link, WithoutASecretNobodyListensOrDials) {
+  auto options = options_of();
+  options.secret.clear();
+  EXPECT_THROW(LinkListener("127.0.0.1:0", options), UsageError);
+  EXPECT_THROW(static_cast<void>(dial("127.0.0.1:1", options)), UsageError);
+  EXPECT_THROW(LinkListener("127.0.0.1:0", options_of(Transport::kInproc)), UsageError);
+}
+
+TEST(Link, ALinkOutlivesItsListener) {
+  auto listener = std::make_unique<LinkListener>("127.0.0.1:0", options_of());
+  auto const [server, client] = join(*listener, options_of());
+  listener.reset();
+  EXPECT_EQ(pass(*client, *server, 8), 8);
+  EXPECT_NO_THROW(server->options().while_connecting());
+}
+
 TEST(Link, ClosingEndsAWaitAndAJoin) {
   auto listener = std::make_unique<LinkListener>("127.0.0.1:0", options_of());
   auto const silent = connect_raw(listener->address());

@@ -14,11 +14,11 @@
 // link fails alone. So processes with different roles can come and go one by one, which the ranks of one group cannot.
 //
 //   comm::LinkListener listener("0.0.0.0:7000", options);             // a server
-//   while (auto link = listener.accept(std::chrono::seconds(1))) ...  // a group of two for each peer
+//   for (;;) if (auto link = listener.accept(std::chrono::seconds(1))) ...  // a group of two for each peer
 //
 //   auto link = comm::dial("ps-0.ps:7000", options);                  // its client
 //
-// A link with slots of 4 KiB costs 75 KiB over shm and 100 KiB over tcp, 5 or 6 descriptors, and no thread
+// A link with slots of 4 KiB costs 75 KiB over shm and 100 KiB over tcp, 5 or 6 descriptors, and no thread of its own
 // (docs/design/links.md).
 
 namespace headway::comm {
@@ -32,15 +32,15 @@ struct LinkRefusals {
 /// Listens for peers, and joins those that dial. Thread-safe.
 class LinkListener {
  public:
-  /// @param address "HOST:PORT", with a numeric address of this host or one that stands for all: "0.0.0.0:7000",
-  ///   "[::]:7000". The system chooses port 0.
+  /// @param address "HOST:PORT", with a numeric address of this host or a wildcard address: "0.0.0.0:7000",
+  ///   "[::]:7000". With port 0 the system chooses a port.
   /// @param options those of all links. Both sides need the same name and secret, and agree on what ranks of a group
-  ///   agree on. A peer has kLongestJoin, or connect_timeout if that is shorter, from its first message on.
+  ///   agree on. A peer has kLongestJoin, or connect_timeout if that is shorter, and 5 s to send the name.
   ///   `while_connecting` is not called.
-  /// @throws UsageError if the address is none, or not numeric.
+  /// @throws UsageError if the address is malformed or not numeric, there is no secret, or the transport is inproc.
   /// @throws SystemError if nobody can listen there.
   LinkListener(std::string const& address, GroupOptions options);
-  /// Ends what close() does not end at once.
+  /// Waits for joins that have begun, and ends links that nobody accepted.
   ~LinkListener();
   LinkListener(LinkListener const&) = delete;
   LinkListener& operator=(LinkListener const&) = delete;
