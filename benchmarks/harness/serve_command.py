@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.cli.built_programs import program_path
 from headway.serving import Predictor, Request
 
 from benchmarks.harness.errors import BenchmarkError
-from benchmarks.harness.served_dlrm import BEYOND_LOAD_S, START_S, stop_rank
+from benchmarks.harness.served_dlrm import BEYOND_LOAD_S, START_S, load_command, stop_rank
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -198,8 +197,7 @@ class Load:
         self._expected = expected
         self._limit_s = seconds + BEYOND_LOAD_S
         self._files = Path(self._folder.name) / "result.json", Path(self._folder.name) / "replies.jsonl"
-        command = ["taskset", "-c", cores] if cores else []
-        command += [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
+        command = load_command(package, addresses, cores)
         command += ["--log", str(log), "--seconds", str(seconds), "--json", str(self._files[0])]
         command += ["--replies", str(self._files[1]), *words]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -108,6 +108,12 @@ def stop_rank(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
+def load_command(package: Path, addresses: Sequence[str], cores: str) -> list[str]:
+    """First words of a command of the load generator; ``cores`` are its cores, as for taskset, and empty: all."""
+    command = ["taskset", "-c", cores] if cores else []
+    return [*command, str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
+
+
 def run_load(
     package: Path,
     addresses: Sequence[str],
@@ -133,8 +139,7 @@ def run_load(
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "result.json"
-        command = ["taskset", "-c", cores] if cores else []
-        command += [str(program_path("headway_load")), "--package", str(package), "--address", ",".join(addresses)]
+        command = load_command(package, addresses, cores)
         command += ["--rows", rows, "--ids", str(num_ids), "--seconds", str(seconds), "--json", str(results), *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + BEYOND_LOAD_S)

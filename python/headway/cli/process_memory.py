@@ -23,11 +23,11 @@ def keep_freed_memory() -> None:
 
     pyarrow reads its variable when it is loaded, so this comes before.
     """
-    set_by_user = [name for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_") if name in os.environ]
+    is_set_by_user = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"))
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(_NEVER))
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(_LARGEST_THRESHOLD))
-    if set_by_user or not sys.platform.startswith("linux"):
+    if is_set_by_user or not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none.
     if mallopt is not None:
