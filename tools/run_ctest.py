@@ -26,6 +26,7 @@ from xml.etree.ElementTree import Element
 
 _OUTCOMES = ("passed", "failed", "skipped")
 _MAX_LINES_PER_FAILURE = 30
+_MAX_LINES_OF_STDERR = 15
 #: Number at the end of the name of a test that is split into several.
 _SHARD = re.compile(r"\.\d+$")
 
@@ -100,7 +101,9 @@ def _describe_failure(case: Element) -> str:
     name = "::".join(filter(None, dict.fromkeys((case.get("classname"), case.get("name")))))
     texts = [case.find(tag) for tag in ("failure", "error", "system-out")]
     text = "\n".join(each.text or each.get("message") or "" for each in texts if each is not None)
-    return "\n".join([f"-- {name}", *text.splitlines()[-_MAX_LINES_PER_FAILURE:]])
+    stderr = (case.findtext("system-err") or "").splitlines()  # Why a program failed that a test of pytest ran.
+    lines = [*text.splitlines()[-_MAX_LINES_PER_FAILURE:], *stderr[-_MAX_LINES_OF_STDERR:]]
+    return "\n".join([f"-- {name}", *lines])
 
 
 def run_ctest(build_dir: Path, arguments: list[str]) -> tuple[int, list[Element]]:

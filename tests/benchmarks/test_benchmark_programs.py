@@ -170,6 +170,13 @@ def test_grm_training_compares_systems_on_one_rank_and_two(tmp_path: Path) -> No
     assert points[2]["params"]["prioritized"] and points[2]["collision_share"] is not None
 
 
+def test_grm_training_needs_a_gpu_for_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.grm_training import main
+
+    assert main(["--device", "cuda", "--ranks", "1", "999"]) == 1
+    assert "999 ranks need a GPU each" in capsys.readouterr().err
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]

@@ -14,7 +14,8 @@ from other_processes import wait_until_ended
 
 #: One test that passed, one that failed, and one that was skipped.
 JUNIT = """<testsuites><testsuite>
-  <testcase classname="tests.x" name="a"/><testcase name="b"><error message="in set-up"/></testcase>
+  <testcase classname="tests.x" name="a"/><testcase name="b"><error message="in set-up"/>
+    <system-err>what the program printed</system-err></testcase>
   <testcase name="c"><skipped type="pytest.xfail"/></testcase>
 </testsuite></testsuites>"""
 GOOD_JUNIT = "<testsuites><testcase name='a'/></testsuites>"
@@ -54,7 +55,8 @@ def test_single_tests_count_and_failures_come_again(tmp_path: Path, capsys: Capt
     assert [line.split(" in ")[0].split() for line in lines[-3:-1]] == [
         [name, "1", "passed,", "1", "failed,", "1", "skipped"] for name in ("part", "pytest")
     ]
-    assert lines.index("-- bad") < lines.index("the cause") < lines.index("-- b") < lines.index("in set-up")
+    assert lines.index("-- bad") < lines.index("the cause") < lines.index("-- b")
+    assert lines.index("-- b") < lines.index("in set-up") < lines.index("what the program printed")
     assert len(run_ctest.read_cases(tmp_path / "all.xml")) == 6
 
 
