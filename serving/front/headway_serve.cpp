@@ -5,14 +5,14 @@
 #include "batch_trace.hpp"
 #include "compiled_model.hpp"
 #include "front_server.hpp"
-#include "group_environment.hpp"
 #include "headway/base/log.hpp"
+#include "headway/base/program_options.hpp"
 #include "headway/base/status.hpp"
+#include "headway/comm/group_environment.hpp"
 #include "headway/serving/engine.hpp"
 #include "headway/serving/generations.hpp"
 #include "headway/serving/version_keeper.hpp"
 #include "metrics_server.hpp"
-#include "program_options.hpp"
 
 #include <sys/resource.h>
 
@@ -72,7 +72,7 @@ struct Arguments {
 
 Arguments parse(std::vector<std::string> const& words) {
   Arguments arguments;
-  ProgramOptions options;
+  base::ProgramOptions options;
   options.add_path("--package", arguments.package);
   options.add_path("--store", arguments.store);
   options.add_text("--group", arguments.group);
@@ -116,7 +116,7 @@ Generations make_generations(Arguments const& arguments) {
   options.timeout = std::chrono::hours(24 * 365);
   options.num_channels = 2;  // A ring has one for keys and one for rows.
   options.max_lag = arguments.is_ring ? arguments.max_lag : 0;
-  read_group_environment(options);
+  comm::read_group_environment(options);
   return {arguments.store, arguments.rank, arguments.size, options};
 }
 
@@ -270,5 +270,5 @@ int main(int argc, char** argv) {
   using namespace headway::serving;
   std::vector<std::string> const words(argv + 1, argv + argc);
   auto const signals = block_signals();
-  return run_program("headway_serve", kUsage, words, [&] { serve(parse(words), signals); });
+  return base::run_program("headway_serve", kUsage, words, [&] { serve(parse(words), signals); });
 }

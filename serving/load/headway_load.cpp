@@ -5,7 +5,6 @@
 #include "headway/base/status.hpp"
 #include "headway/serving/package.hpp"
 #include "load_generator.hpp"
-#include "program_options.hpp"
 #include "request_log.hpp"
 #include "request_source.hpp"
 
@@ -67,7 +66,7 @@ std::vector<std::size_t> parse_rows(std::string const& value) {
   for (std::string range; std::getline(all, range, ',');) {
     auto const colon = range.find(':');
     std::size_t first = 0, last = 0;
-    ProgramOptions both;
+    base::ProgramOptions both;
     both.add_number("--rows", first, 1);
     both.add_number("--most-rows", last, 1);
     both.parse({"--rows", range.substr(0, colon), "--most-rows",
@@ -81,7 +80,7 @@ std::vector<std::size_t> parse_rows(std::string const& value) {
 
 Arguments parse(std::vector<std::string> const& words) {
   Arguments arguments;
-  ProgramOptions options;
+  base::ProgramOptions options;
   options.add_path("--package", arguments.package);
   options.add_path("--json", arguments.json);
   options.add_path("--replies", arguments.replies);
@@ -215,7 +214,7 @@ void run(Arguments const& arguments) {
 int main(int argc, char** argv) {
   using namespace headway::serving;
   std::vector<std::string> const words(argv + 1, argv + argc);
-  int const status = run_program("headway_load", kUsage, words, [&] { run(parse(words)); });
+  int const status = base::run_program("headway_load", kUsage, words, [&] { run(parse(words)); });
   // Threads of gRPC still end calls, and would use what the destructors of its globals free.
   std::fflush(nullptr);
   std::_Exit(status);

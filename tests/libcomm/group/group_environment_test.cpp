@@ -2,7 +2,7 @@
 
 // Programs without Python read the variables of a job as Python does.
 
-#include "group_environment.hpp"
+#include "headway/comm/group_environment.hpp"
 
 #include "headway/base/status.hpp"
 
@@ -15,7 +15,7 @@
 #include <fstream>
 #include <string>
 
-namespace headway::serving {
+namespace headway::comm {
 namespace {
 
 class GroupEnvironment : public testing::Test {
@@ -86,4 +86,4 @@ TEST_F(GroupEnvironment, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace headway::serving
+}  // namespace headway::comm

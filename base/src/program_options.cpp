@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "program_options.hpp"
+#include "headway/base/program_options.hpp"
 
 #include "headway/base/log.hpp"
 #include "headway/base/status.hpp"
@@ -10,14 +10,14 @@
 #include <cstdlib>
 #include <exception>
 
-namespace headway::serving {
+namespace headway::base {
 
 std::int64_t ProgramOptions::whole_number(std::string const& name, std::string const& value, std::int64_t least) {
   char* end = nullptr;
   errno = 0;
   auto const number = std::strtoll(value.c_str(), &end, 10);
   if (value.empty() || *end != '\0' || errno != 0 || number < least || number > 2'000'000'000) {
-    throw base::UsageError(name + " must be a number from " + std::to_string(least) + ", not \"" + value + "\"");
+    throw UsageError(name + " must be a number from " + std::to_string(least) + ", not \"" + value + "\"");
   }
   return number;
 }
@@ -26,7 +26,7 @@ double ProgramOptions::real_number(std::string const& name, std::string const& v
   char* end = nullptr;
   auto const number = std::strtod(value.c_str(), &end);
   if (value.empty() || *end != '\0' || !std::isfinite(number) || number < 0) {
-    throw base::UsageError(name + " must be a number from 0, not \"" + value + "\"");
+    throw UsageError(name + " must be a number from 0, not \"" + value + "\"");
   }
   return number;
 }
@@ -34,8 +34,8 @@ double ProgramOptions::real_number(std::string const& name, std::string const& v
 void ProgramOptions::parse(std::vector<std::string> const& words) const {
   for (std::size_t i = 0; i < words.size(); i += 2) {
     auto const found = options_.find(words[i]);
-    if (found == options_.end()) throw base::UsageError("unknown option " + words[i]);
-    if (i + 1 == words.size()) throw base::UsageError(words[i] + " needs a value");
+    if (found == options_.end()) throw UsageError("unknown option " + words[i]);
+    if (i + 1 == words.size()) throw UsageError(words[i] + " needs a value");
     found->second(words[i + 1]);
   }
 }
@@ -50,7 +50,7 @@ int run_program(char const* name, char const* usage, std::vector<std::string> co
     base::check_log_variable();
     run();
     return 0;
-  } catch (base::UsageError const& error) {
+  } catch (UsageError const& error) {
     std::fprintf(stderr, "%s: %s (see %s --help)\n", name, error.what(), name);
     return 2;
   } catch (std::exception const& error) {
@@ -59,4 +59,4 @@ int run_program(char const* name, char const* usage, std::vector<std::string> co
   }
 }
 
-}  // namespace headway::serving
+}  // namespace headway::base

@@ -9,12 +9,12 @@
 #include <type_traits>
 #include <vector>
 
-namespace headway::serving {
+namespace headway::base {
 
 /// Options of a program, each with one value: --name value.
 class ProgramOptions {
  public:
-  /// Called with the value of an option. @throws base::UsageError for a bad one
+  /// Called with the value of an option. @throws UsageError for a bad one
   using Set = std::function<void(std::string const& value)>;
 
   void add(std::string const& name, Set set) { options_[name] = std::move(set); }
@@ -43,7 +43,7 @@ class ProgramOptions {
   }
 
   /// Sets the targets of the options of a command line.
-  /// @throws base::UsageError that names an unknown option, a missing value, or a bad one
+  /// @throws UsageError that names an unknown option, a missing value, or a bad one
   void parse(std::vector<std::string> const& words) const;
 
  private:
@@ -58,4 +58,4 @@ class ProgramOptions {
 int run_program(char const* name, char const* usage, std::vector<std::string> const& words,
                 std::function<void()> const& run);
 
-}  // namespace headway::serving
+}  // namespace headway::base

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "group_environment.hpp"
+#include "headway/comm/group_environment.hpp"
 
 #include "headway/base/status.hpp"
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace headway::serving {
+namespace headway::comm {
 
 namespace {
 
@@ -38,15 +38,15 @@ std::string read_secret() {
     secret = stripped(text);
     base::expects(!secret.empty(), name + ": " + path + " is empty");
   }
-  base::expects(secret.empty() || secret.size() >= comm::kMinSecretBytes,
+  base::expects(secret.empty() || secret.size() >= kMinSecretBytes,
                 name + ": the secret has " + std::to_string(secret.size()) + " bytes, and " +
-                    std::to_string(comm::kMinSecretBytes) + " are needed");
+                    std::to_string(kMinSecretBytes) + " are needed");
   return secret;
 }
 
-comm::Transport read_transport(comm::Transport fallback) {
-  using enum comm::Transport;
-  static std::map<std::string, comm::Transport, std::less<>> const names{
+Transport read_transport(Transport fallback) {
+  using enum Transport;
+  static std::map<std::string, Transport, std::less<>> const names{
       {"auto", kAuto}, {"shm", kShm}, {"tcp", kTcp}, {"verbs", kVerbs}};
   auto const wanted = variable("HEADWAY_TRANSPORT");
   if (wanted.empty()) return fallback;
@@ -57,11 +57,11 @@ comm::Transport read_transport(comm::Transport fallback) {
 
 }  // namespace
 
-void read_group_environment(comm::GroupOptions& options) {
+void read_group_environment(GroupOptions& options) {
   if (auto secret = read_secret(); !secret.empty()) options.secret = std::move(secret);
   options.transport = read_transport(options.transport);
   if (auto interface = variable("HEADWAY_INTERFACE"); !interface.empty()) options.interface = std::move(interface);
   if (auto device = variable("HEADWAY_RDMA_DEVICE"); !device.empty()) options.rdma_device = std::move(device);
 }
 
-}  // namespace headway::serving
+}  // namespace headway::comm
