@@ -3,7 +3,7 @@
 // Describes the options of merged tables in one line. Ranks compare their lines when they make a ShardedTable, and show
 // them in the error if they differ. Row limits and eviction are left out: they may differ between ranks.
 
-#include "exchange/description.hpp"
+#include "headway/embedding/description.hpp"
 
 #include <array>
 #include <sstream>

@@ -33,9 +33,9 @@
 
 #include "headway/embedding/sharded_table.hpp"
 
-#include "exchange/description.hpp"
 #include "exchange/lookup_state.hpp"
 #include "headway/base/status.hpp"
+#include "headway/embedding/description.hpp"
 
 #include <algorithm>
 #include <exception>

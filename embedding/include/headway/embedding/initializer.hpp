@@ -13,8 +13,10 @@ namespace headway::embedding {
 /// keys or the device.
 class Initializer {
  public:
-  /// All columns are `value`.
+  /// Values with these parameters, for example those of another initializer.
   /// @throws base::UsageError if a parameter is not finite; likewise below.
+  static Initializer of(InitialValues const& values) { return Initializer(values); }
+  /// All columns are `value`.
   static Initializer constant(float value);
   /// Uniform in [low, high]. The same bits on all devices.
   static Initializer uniform(float low, float high, std::uint64_t seed);
