@@ -3,7 +3,7 @@
 # Target odr_check: finds violations of the One Definition Rule, for instance two enums of one name in one namespace.
 # The compiler sees them only when it compiles all parts together, at link time (-flto -Wodr). Nothing is optimized and
 # the program is never run. Parts that need torch are left out: their link takes minutes.
-foreach(part headway_base headway_comm headway_kernels headway_embedding headway_serving)
+foreach(part headway_base headway_comm headway_kernels headway_embedding headway_hybrid headway_serving)
   if(TARGET ${part})
     list(APPEND parts ${part})
   endif()

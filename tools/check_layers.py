@@ -35,6 +35,7 @@ _PUBLIC_PREFIXES = {
     "headway/kernels": "kernels",
     "headway/embedding": "embedding",
     "headway/c10d": "c10d_backend",
+    "headway/hybrid": "hybrid",
     "headway/serving": "serving",
 }
 
@@ -63,6 +64,11 @@ LAYERS = [
     Layer(folder="embedding", includes=frozenset({"base", "libcomm", "kernels"}), torch_folder="embedding/torch"),
     Layer(folder="c10d_backend", includes=frozenset({"base", "libcomm", "torch"})),
     Layer(
+        folder="hybrid",
+        includes=frozenset({"base", "libcomm", "kernels", "embedding"}),
+        torch_folder="hybrid/torch",
+    ),
+    Layer(
         folder="serving",
         includes=frozenset({"base", "libcomm", "kernels", "embedding", "json"}),
         torch_folder="serving/torch",
@@ -82,7 +88,8 @@ LAYERS = [
     Layer(
         folder="tests",
         includes=frozenset(
-            {"base", "libcomm", "kernels", "embedding", "c10d_backend", "serving", "torch", "mpi", "gtest", "json"}
+            {"base", "libcomm", "kernels", "embedding", "c10d_backend", "hybrid", "serving", "torch", "mpi"}
+            | {"gtest", "json"}
         ),
         may_import=None,
     ),
@@ -118,6 +125,7 @@ _FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda",),
         ("checkpoint", "exchange"),
     ),
+    "hybrid/src": (("messages", "requests"), ("server",)),
     "c10d_backend": (
         (".",), ("runtime",), ("tensors",), ("group",), ("work",), ("reduction",), ("backend",), ("python",),
     ),

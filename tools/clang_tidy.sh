@@ -16,6 +16,6 @@ json.dump(list({entry["file"]: entry for entry in reversed(entries)}.values()),
           open(f"{sys.argv[1]}/clang-tidy/compile_commands.json", "w"))
 PYTHON
 # It names every file, and counts warnings in system headers even when quiet. Only findings remain, without colours.
-run-clang-tidy -quiet -p "$build/clang-tidy" "$PWD/(base|libcomm|kernels|embedding|serving)/(?!torch/|front/|load/).*\.cpp\$" 2>&1 |
+run-clang-tidy -quiet -p "$build/clang-tidy" "$PWD/(base|libcomm|kernels|embedding|hybrid|serving)/(?!torch/|front/|load/).*\.cpp\$" 2>&1 |
   sed $'s/\e\\[[0-9;]*m//g' | grep -vE '^clang-tidy(-[0-9]+)? |^[0-9]+ warnings? (generated|treated)|^$' ||
   [ "${PIPESTATUS[0]}" = 0 ]

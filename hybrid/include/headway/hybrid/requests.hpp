@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/status.hpp"
+#include "headway/comm/group.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Requests over a link (comm::dial(), comm::LinkListener): one end asks, the other answers. Many requests are in
+// flight, and are answered in any order. Links need GroupOptions::timeout = comm::kLongestTimeout, because a responder
+// always waits for the next request. Requests have time limits of their own.
+//
+//   Requester server(comm::dial("ps-0.ps:7000", options));
+//   auto const first = server.start({.kind = 3, .generation = 7, .body = body});
+//   auto const second = server.start(...);
+//   Reply const reply = server.wait(*second, 5s);
+
+namespace headway::hybrid {
+
+/// How a request ended.
+enum class ReplyCode : std::uint32_t {
+  kOk,
+  kBadRequest,      ///< The request makes no sense; the server goes on.
+  kOldGeneration,   ///< It belongs to a generation that has ended.
+  kOldIncarnation,  ///< It means an earlier life of the server.
+  kFailed,          ///< The server could not do it.
+};
+[[nodiscard]] std::string_view to_string(ReplyCode code);
+
+/// An answer. If the code is not kOk, the body is a text.
+struct Reply {
+  ReplyCode code = ReplyCode::kOk;
+  std::vector<std::byte> body{};
+
+  [[nodiscard]] std::string_view text() const { return {reinterpret_cast<char const*>(body.data()), body.size()}; }
+};
+
+/// The responder's answer was not kOk.
+class RequestRefused : public std::runtime_error {
+ public:
+  RequestRefused(ReplyCode code, std::string const& text) : std::runtime_error(text), code_(code) {}
+  [[nodiscard]] ReplyCode code() const { return code_; }
+
+ private:
+  ReplyCode code_;
+};
+
+/// A request to send.
+struct RequestArgs {
+  std::uint32_t kind = 0;        ///< Meaning of the body, which the two ends agree on.
+  std::uint64_t generation = 0;  ///< Formation of the dense workers that it belongs to.
+  std::vector<std::byte> body{};
+};
+
+/// The end of a link that asks. Thread-safe.
+class Requester {
+ public:
+  /// A request that was sent. If it is destroyed before it is answered, its answer is dropped.
+  class Call;
+  using CallPtr = std::shared_ptr<Call>;
+
+  /// Asks the responder for its incarnation.
+  /// @param timeout for that answer
+  /// @throws base::OperationError if the link fails or the timeout passes
+  Requester(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
+  ~Requester();
+  Requester(Requester const&) = delete;
+  Requester& operator=(Requester const&) = delete;
+
+  /// Random number of the responder's life. It is in every request, and a responder refuses those of another life.
+  [[nodiscard]] std::uint64_t incarnation() const { return incarnation_; }
+  [[nodiscard]] comm::Group& link();
+
+  /// Sends a request. Does not wait.
+  /// @throws base::OperationError if the link has failed
+  [[nodiscard]] CallPtr start(RequestArgs request);
+  /// Has the answer come? Does not wait. @throws base::OperationError if the link has failed
+  [[nodiscard]] bool test(Call& call);
+  /// Waits for an answer, which is moved out. Call it once, from one thread, for each call.
+  /// @returns nothing when the timeout passes first; the call goes on
+  /// @throws base::OperationError if the link has failed
+  [[nodiscard]] std::optional<Reply> wait(Call& call, std::chrono::milliseconds timeout);
+  /// start() and wait().
+  /// @throws RequestRefused if the answer is not kOk; base::OperationError if the link has failed, or with kTimeout
+  [[nodiscard]] std::vector<std::byte> ask(RequestArgs request, std::chrono::milliseconds timeout);
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;  ///< Calls share it.
+  std::uint64_t incarnation_ = 0;
+};
+
+/// A request that came. If it is destroyed before reply(), the peer gets kFailed.
+class Request {
+ public:
+  class Origin;  // The link that it came over.
+
+  Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, std::vector<std::byte> body,
+          std::shared_ptr<Origin> origin);
+  ~Request();
+  Request(Request&&) noexcept = default;  // The other one then counts as answered.
+  Request& operator=(Request&&) = delete;
+
+  [[nodiscard]] bool is_answered() const { return origin_ == nullptr; }
+  [[nodiscard]] std::uint32_t kind() const { return kind_; }
+  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  [[nodiscard]] std::span<std::byte const> body() const { return body_; }
+  /// Answers, from any thread, once. Does nothing if the link has failed. The body is freed.
+  void reply(std::vector<std::byte> body);
+  /// @param code not kOk
+  void refuse(ReplyCode code, std::string_view text);
+
+ private:
+  std::uint32_t kind_;
+  std::uint64_t generation_, seq_;
+  std::vector<std::byte> body_;
+  std::shared_ptr<Origin> origin_;  ///< Null once it was answered.
+};
+
+struct ResponderOptions {
+  std::uint64_t incarnation = 0;  ///< Not 0.
+  /// Largest body in bytes. A link that announces a larger one is ended.
+  std::size_t max_body_bytes = std::size_t{256} << 20;
+};
+
+/// The end of a link that answers. Each responder has a thread, which receives one request after the other.
+class Responder {
+ public:
+  /// Called on the responder's thread. It may move the request elsewhere and answer later, so that it delays no other.
+  /// If it throws, the text is the answer: base::UsageError as kBadRequest, others as kFailed.
+  using Handler = std::function<void(Request& request)>;
+
+  Responder(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler);
+  /// Ends the link, and waits for the handler.
+  ~Responder();
+  Responder(Responder const&) = delete;
+  Responder& operator=(Responder const&) = delete;
+
+  /// Has the link ended? Then why() tells the reason.
+  [[nodiscard]] bool has_ended() const;
+  [[nodiscard]] std::string why() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headway::hybrid

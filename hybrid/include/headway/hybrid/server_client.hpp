@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/hybrid/requests.hpp"
+#include "headway/hybrid/server_messages.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace headway::hybrid {
+
+/// Calls of one parameter server over a link. Thread-safe.
+///
+/// All calls throw RequestRefused if the server refuses, and base::OperationError if the link has failed or `timeout`
+/// passes.
+class ServerClient {
+ public:
+  /// @param timeout of calls that wait
+  ServerClient(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
+
+  /// Gives the server its tables, or compares them with those that it has.
+  void configure(std::span<embedding::MergedTable const> tables);
+  /// Begins a generation, or joins it if another dense worker has begun it with the same options.
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options);
+  /// Sends the keys of a batch. The answer comes when the staleness allows.
+  [[nodiscard]] Requester::CallPtr start_lookup(std::uint64_t generation, BatchId batch,
+                                                std::span<KeyList const> tables);
+  /// The rows of a lookup, in the order of its keys.
+  /// @returns nothing if `timeout` passes first
+  [[nodiscard]] std::optional<std::vector<float>> wait_rows(Requester::Call& lookup, std::chrono::milliseconds timeout);
+  /// Sends the gradients of a batch. The answer says that the server has taken them.
+  [[nodiscard]] Requester::CallPtr start_part(std::uint64_t generation, BatchId batch,
+                                              std::span<PartValues const> tables);
+  [[nodiscard]] Requester::CallPtr start_void(std::uint64_t generation, BatchId batch);
+  /// Waits until the server has answered a part or void notice.
+  void finish(Requester::Call& call);
+  /// Rows of keys, without insertion or count.
+  [[nodiscard]] std::vector<float> read(std::span<KeyList const> tables);
+  void end_at(std::uint64_t generation, std::uint64_t step);
+  [[nodiscard]] ServerStatus status();
+
+  [[nodiscard]] Requester& requester() { return requester_; }
+
+ private:
+  [[nodiscard]] std::vector<std::byte> ask(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body);
+  [[nodiscard]] Requester::CallPtr start(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body);
+
+  std::chrono::milliseconds timeout_;
+  Requester requester_;
+};
+
+}  // namespace headway::hybrid

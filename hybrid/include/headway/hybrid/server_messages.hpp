@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/embedding/key.hpp"
+#include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/step_ledger.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+// Bodies of the requests to a parameter server. server_messages.cpp has their layout. A *batch* is that of one dense
+// worker in one step; its keys are unique and sorted by merged table (tables of equal options that share storage).
+
+namespace headway::hybrid {
+
+enum class ServerRequest : std::uint32_t {
+  kConfigure = 1,        ///< Tables. The first one makes them; others are compared with it.
+  kBeginGeneration = 2,  ///< StepLedger::Options. Ends generations before.
+  kLookup = 3,           ///< Keys of a batch; answered with rows as soon as the staleness allows.
+  kPart = 4,             ///< Gradients of a batch that was looked up; answered when it was taken, not applied.
+  kVoid = 5,             ///< The gradients of a batch will not come.
+  kRead = 6,             ///< Keys, which are not inserted or counted; answered with rows at once.
+  kEndAt = 7,            ///< No lookup will come from this step on.
+  kStatus = 8,           ///< Answered with ServerStatus.
+};
+
+struct BatchId {
+  std::uint64_t step = 0;
+  std::uint32_t worker = 0;
+};
+
+/// Keys of one merged table. Views of memory that the caller keeps.
+struct KeyList {
+  std::span<std::uint64_t const> ids{};
+  std::span<std::uint32_t const> tables{}, counts{};  ///< (ids.size())
+};
+
+/// Gradients of one merged table.
+struct PartValues {
+  double rate = 0;                     ///< Learning rate.
+  std::span<float const> gradients{};  ///< (keys of the batch, dim), or empty: this batch has none.
+};
+
+struct ServerStatus {
+  std::uint64_t generation = 0, num_applied = 0;
+  std::uint64_t lookups = 0, reads = 0, parts = 0, voids = 0;
+  std::uint64_t held = 0;             ///< Lookups that wait now.
+  std::uint64_t void_not_finite = 0;  ///< Parts that were dropped because of a value that is not finite.
+  std::uint64_t void_generation = 0;  ///< Parts that a later generation has dropped.
+  std::uint64_t rows = 0, evicted = 0, dropped_gradients = 0;  ///< Over all tables.
+  std::vector<std::uint64_t> staleness{};                      ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
+};
+
+[[nodiscard]] std::vector<std::byte> encode_tables(std::span<embedding::MergedTable const> tables);
+/// @throws base::UsageError for a malformed message; likewise below
+[[nodiscard]] std::vector<embedding::MergedTable> decode_tables(std::span<std::byte const> body);
+
+[[nodiscard]] std::vector<std::byte> encode_generation(StepLedger::Options const& options);
+[[nodiscard]] StepLedger::Options decode_generation(std::span<std::byte const> body);
+
+/// @param tables (merged tables)
+[[nodiscard]] std::vector<std::byte> encode_lookup(BatchId batch, std::span<KeyList const> tables);
+struct DecodedLookup {
+  BatchId batch;
+  std::vector<KeyList> tables;  ///< Views of the body.
+};
+[[nodiscard]] DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables);
+
+/// @param tables (merged tables)
+[[nodiscard]] std::vector<std::byte> encode_part(BatchId batch, std::span<PartValues const> tables);
+struct DecodedPart {
+  BatchId batch;
+  std::vector<PartValues> tables;  ///< Views of the body.
+};
+[[nodiscard]] DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables);
+
+[[nodiscard]] std::vector<std::byte> encode_batch(BatchId batch);
+[[nodiscard]] BatchId decode_batch(std::span<std::byte const> body);
+
+[[nodiscard]] std::vector<std::byte> encode_status(ServerStatus const& status);
+[[nodiscard]] ServerStatus decode_status(std::span<std::byte const> body);
+
+}  // namespace headway::hybrid

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headway::hybrid {
+
+/// Counts the parts of each step at a server. It says when parts may be applied, and when lookups may be answered.
+///
+/// Step t is the t-th synchronisation of the dense model. Part (t, r) is the gradient of dense worker r for this server
+/// in step t. A void notice says that a part will not come. With staleness s, the answer to a lookup of step t contains
+/// every part of all steps up to t - 1 - s. step_ledger.cpp explains the window of steps. Not thread-safe.
+class StepLedger {
+ public:
+  struct Options {
+    std::uint32_t num_workers = 1;  ///< Dense workers.
+    std::uint32_t staleness = 0;    ///< In steps; 0: synchronous training.
+    std::uint64_t first_step = 0;   ///< Steps before it are applied.
+    /// Apply the parts of step t only when all lookups of steps up to t + staleness have been answered. So every read
+    /// is determined.
+    bool is_exact = false;
+
+    bool operator==(Options const&) const = default;
+  };
+  static constexpr std::uint32_t kMostStaleness = 1024, kMostWorkers = 4096;
+
+  /// @throws base::UsageError for no worker, or more workers or staleness than allowed
+  explicit StepLedger(Options const& options);
+
+  /// Counts part (step, worker), a gradient or a void notice.
+  /// @throws base::UsageError that names the part, if there is no such worker, the part has come before, its step has
+  ///   been applied, or the step lies beyond the window
+  void add_part(std::uint64_t step, std::uint32_t worker);
+  /// Counts the lookup of a worker's batch of a step. A batch without ids has one, too.
+  /// @throws base::UsageError as add_part()
+  void add_lookup(std::uint64_t step, std::uint32_t worker);
+  /// Counts the answer to a lookup.
+  void count_answer(std::uint64_t step, std::uint32_t worker);
+  /// There are no lookups from this step on. Only is_exact needs to know.
+  void end_at(std::uint64_t step) { end_ = step; }
+
+  /// Steps below this one are applied.
+  [[nodiscard]] std::uint64_t num_applied() const { return num_applied_; }
+  /// Does the table contain all that the answer to a lookup of this step has to contain?
+  [[nodiscard]] bool may_answer(std::uint64_t step) const { return step <= num_applied_ + options_.staleness; }
+  /// Have all parts of step num_applied() come, and may they be applied?
+  [[nodiscard]] bool may_apply() const;
+  /// The parts of step num_applied() were applied.
+  void finish_step();
+  /// Workers whose parts of step num_applied() are missing.
+  [[nodiscard]] std::vector<std::uint32_t> missing_workers() const;
+  [[nodiscard]] Options const& options() const { return options_; }
+
+ private:
+  struct Step {
+    std::vector<bool> has_part, has_lookup, is_settled;  ///< (workers)
+    std::uint32_t num_parts = 0;
+    std::uint32_t num_settled = 0;  ///< Workers whose lookup was answered, or whose part came without one.
+  };
+
+  [[nodiscard]] std::uint64_t window() const { return 2 * std::uint64_t{options_.staleness} + 2; }
+  [[nodiscard]] Step& at(std::uint64_t step) { return steps_[step % steps_.size()]; }
+  [[nodiscard]] Step const& at(std::uint64_t step) const { return steps_[step % steps_.size()]; }
+  static void settle(Step& entry, std::uint32_t worker);
+  /// @param what for the error: "part" or "lookup"
+  Step& expect_in_window(char const* what, std::uint64_t step, std::uint32_t worker);
+
+  Options options_;
+  std::uint64_t num_applied_;
+  std::uint64_t end_ = ~std::uint64_t{0};
+  std::vector<Step> steps_;  ///< (window) Step t is at t % window.
+};
+
+}  // namespace headway::hybrid

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A parameter server of hybrid training: rows of embedding tables, and the staleness rule. It loads no torch.
+
+#include "headway/base/program_options.hpp"
+#include "headway/base/status.hpp"
+#include "headway/comm/group_environment.hpp"
+#include "headway/hybrid/server_service.hpp"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace headway::hybrid {
+
+namespace {
+
+constexpr char const* kUsage = R"(usage: headway-ps [option...]
+  --address HOST:PORT   where this server listens (default: 0.0.0.0:7000)
+  --job NAME            of the job; peers of another one are refused (default: hybrid)
+  --threads N           of the tables (default: 1)
+  --max-request-mib N   largest request in MiB (default: 256)
+  --strict 0|1          1: a gradient that is not finite is an error; 0: it is dropped and counted (default: 0)
+The secret of the job is in HEADWAY_GROUP_SECRET, or in the file HEADWAY_GROUP_SECRET_FILE.
+The first trainer tells the tables. SIGTERM and SIGINT end the server.
+)";
+
+struct Arguments {
+  int threads = 1;
+  std::size_t max_request_mib = 256;
+  ServerServiceOptions service;
+};
+
+Arguments parse(std::vector<std::string> const& words) {
+  Arguments arguments;
+  arguments.service.link.name = "hybrid";
+  base::ProgramOptions options;
+  options.add_text("--address", arguments.service.address);
+  options.add_text("--job", arguments.service.link.name);
+  options.add_number("--threads", arguments.threads, 1);
+  options.add_number("--max-request-mib", arguments.max_request_mib, 1);
+  options.add("--strict", [&](std::string const& value) {
+    base::expects(value == "0" || value == "1", "--strict must be 0 or 1, not \"" + value + "\"");
+    arguments.service.server.is_strict = value == "1";
+  });
+  options.parse(words);
+  arguments.service.max_body_bytes = arguments.max_request_mib << 20;
+  comm::read_group_environment(arguments.service.link);
+  base::expects(!arguments.service.link.secret.empty(),
+                "a server needs the secret of the job, in HEADWAY_GROUP_SECRET or HEADWAY_GROUP_SECRET_FILE");
+  return arguments;
+}
+
+/// SIGTERM and SIGINT end the server. They are blocked in all threads.
+sigset_t block_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+void serve(Arguments arguments, sigset_t const& signals) {
+  if (arguments.threads > 1) {
+    arguments.service.server.thread_pool = std::make_shared<base::ThreadPool>(arguments.threads);
+  }
+  ServerService const service(std::move(arguments.service));
+  std::printf("listening at %s\n", service.address().c_str());
+  std::fflush(stdout);
+  int signal = 0;
+  sigwait(&signals, &signal);
+}
+
+}  // namespace
+
+int run(std::vector<std::string> const& words) {
+  auto const signals = block_signals();
+  return base::run_program("headway-ps", kUsage, words, [&] { serve(parse(words), signals); });
+}
+
+}  // namespace headway::hybrid
+
+int main(int argc, char** argv) { return headway::hybrid::run({argv + 1, argv + argc}); }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The end of a link that answers.
+//
+// Idea: a thread receives a request, with its body, and calls the handler. The handler keeps requests that it cannot
+// answer yet, so the thread always goes on to the next one. Therefore a gradient never waits behind a lookup that waits
+// for it.
+//
+// Example: a handler gets a lookup of step 5, keeps it, gets the gradient of step 4, applies it, and answers the lookup
+// on the same thread.
+//
+// Invariants: sequence numbers grow by one, so a peer cannot have a request done twice. A request is answered once,
+// also if the handler forgets it. An answer's memory lives until it has left.
+// Complexity: a thread for each link, which sleeps between requests.
+
+#include "headway/hybrid/requests.hpp"
+#include "requests/frame.hpp"
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace headway::hybrid {
+
+/// The link of requests. Requests that were kept may outlive the responder.
+class Request::Origin {
+ public:
+  Origin(std::unique_ptr<comm::Group> link, std::uint64_t incarnation)
+      : incarnation_(incarnation), link_(std::move(link)) {}
+
+  [[nodiscard]] comm::Group& link() { return *link_; }
+
+  void reply(std::uint64_t seq, std::uint64_t generation, ReplyCode code, std::vector<std::byte> body) {
+    FrameHeader const header{
+        .seq = seq, .generation = generation, .incarnation = incarnation_, .kind = static_cast<std::uint64_t>(code)};
+    try {
+      sends_.send(*link_, header, std::move(body), reply_match(seq), reply_rest_match(seq));
+    } catch (base::OperationError const&) {  // The link has failed, so nobody waits for the answer.
+    }
+  }
+
+ private:
+  std::uint64_t incarnation_;
+  SendList sends_;
+  std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
+};
+
+Request::Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, std::vector<std::byte> body,
+                 std::shared_ptr<Origin> origin)
+    : kind_(kind), generation_(generation), seq_(seq), body_(std::move(body)), origin_(std::move(origin)) {}
+
+Request::~Request() {
+  if (origin_ != nullptr) refuse(ReplyCode::kFailed, "the request was dropped");
+}
+
+void Request::reply(std::vector<std::byte> body) {
+  base::expects(origin_ != nullptr, "a request is answered once");
+  std::exchange(origin_, nullptr)->reply(seq_, generation_, ReplyCode::kOk, std::move(body));
+  body_ = {};
+}
+
+void Request::refuse(ReplyCode code, std::string_view text) {
+  base::expects(origin_ != nullptr && code != ReplyCode::kOk, "a request is answered once");
+  auto const bytes = std::as_bytes(std::span(text));
+  std::exchange(origin_, nullptr)->reply(seq_, generation_, code, {bytes.begin(), bytes.end()});
+  body_ = {};
+}
+
+class Responder::Impl {
+ public:
+  Impl(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler)
+      : options_(options),
+        handler_(std::move(handler)),
+        origin_(std::make_shared<Request::Origin>(std::move(link), options.incarnation)) {
+    base::expects(options.incarnation != 0, "an incarnation is not 0");
+    base::expects(origin_->link().size() == 2, "a link has two ends");
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Impl() {
+    origin_->link().admin().leave("the responder has ended");
+    thread_.join();
+  }
+  Impl(Impl const&) = delete;
+  Impl& operator=(Impl const&) = delete;
+
+  [[nodiscard]] std::optional<std::string> why() const {
+    std::lock_guard const lock(mutex_);
+    return why_;
+  }
+
+ private:
+  void run() noexcept {
+    std::string reason;
+    try {
+      for (;;) serve_one();
+    } catch (std::exception const& error) {
+      reason = error.what();
+    }
+    origin_->link().admin().leave(reason);
+    std::lock_guard const lock(mutex_);
+    why_ = reason;
+  }
+
+  /// Receives a request and hands it to the handler. @throws std::exception when the link has ended
+  void serve_one() {
+    auto& link = origin_->link();
+    Incoming incoming;
+    incoming.post(link, kRequestMatch);
+    await(incoming);
+    auto const& header = incoming.frame.header;
+    if (header.seq != next_seq_)
+      end("request " + std::to_string(header.seq) + " came instead of request " + std::to_string(next_seq_));
+    ++next_seq_;
+    if (header.body_bytes > options_.max_body_bytes) {
+      end("request " + std::to_string(header.seq) + " announces " + std::to_string(header.body_bytes) +
+          " bytes, and at most " + std::to_string(options_.max_body_bytes) + " are allowed");
+    }
+    if (incoming.take_frame(link, request_rest_match(header.seq))) await(incoming);
+    answer(incoming);
+  }
+
+  void answer(Incoming& incoming) {
+    auto const& header = incoming.frame.header;
+    auto const kind = static_cast<std::uint32_t>(header.kind);
+    Request request(kind, header.generation, header.seq, std::move(incoming.body), origin_);
+    if (header.kind == kAskIncarnation) {
+      auto const bytes = std::as_bytes(std::span(&options_.incarnation, 1));
+      return request.reply({bytes.begin(), bytes.end()});
+    }
+    if (header.incarnation != options_.incarnation) {
+      return request.refuse(ReplyCode::kOldIncarnation, "the request means an earlier life of the server");
+    }
+    if (header.kind > kAskIncarnation) return request.refuse(ReplyCode::kBadRequest, "the kind has over 32 bits");
+    try {
+      handler_(request);
+    } catch (base::UsageError const& error) {
+      if (!request.is_answered()) request.refuse(ReplyCode::kBadRequest, error.what());
+    } catch (std::exception const& error) {
+      if (!request.is_answered()) request.refuse(ReplyCode::kFailed, error.what());
+    }
+  }
+
+  void await(Incoming const& incoming) {
+    auto const status = origin_->link().wait(*incoming.receive);
+    if (!status.ok()) throw base::OperationError(status);
+  }
+
+  [[noreturn]] void end(std::string const& reason) {
+    origin_->link().admin().abort(reason);
+    throw base::OperationError({base::StatusCode::kAborted, reason});
+  }
+
+  ResponderOptions const options_;
+  Handler const handler_;
+  std::shared_ptr<Request::Origin> origin_;
+  std::uint64_t next_seq_ = 1;
+  mutable std::mutex mutex_;
+  std::optional<std::string> why_;  ///< Guarded by mutex_.
+  std::thread thread_;
+};
+
+Responder::Responder(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler)
+    : impl_(std::make_unique<Impl>(std::move(link), options, std::move(handler))) {}
+Responder::~Responder() = default;
+bool Responder::has_ended() const { return impl_->why().has_value(); }
+std::string Responder::why() const { return impl_->why().value_or(""); }
+
+}  // namespace headway::hybrid

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "headway/hybrid/server_client.hpp"
+
+#include <cstring>
+#include <utility>
+
+namespace headway::hybrid {
+
+using std::chrono::milliseconds;
+
+ServerClient::ServerClient(std::unique_ptr<comm::Group> link, milliseconds timeout)
+    : timeout_(timeout), requester_(std::move(link), timeout) {}
+
+std::vector<std::byte> ServerClient::ask(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+  return requester_.ask({.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)},
+                        timeout_);
+}
+
+Requester::CallPtr ServerClient::start(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+  return requester_.start(
+      {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
+}
+
+void ServerClient::configure(std::span<embedding::MergedTable const> tables) {
+  static_cast<void>(ask(ServerRequest::kConfigure, 0, encode_tables(tables)));
+}
+
+void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options) {
+  static_cast<void>(ask(ServerRequest::kBeginGeneration, generation, encode_generation(options)));
+}
+
+Requester::CallPtr ServerClient::start_lookup(std::uint64_t generation, BatchId batch,
+                                              std::span<KeyList const> tables) {
+  return start(ServerRequest::kLookup, generation, encode_lookup(batch, tables));
+}
+
+std::optional<std::vector<float>> ServerClient::wait_rows(Requester::Call& lookup, milliseconds timeout) {
+  auto const reply = requester_.wait(lookup, timeout);
+  if (!reply) return std::nullopt;
+  if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+  std::vector<float> rows(reply->body.size() / sizeof(float));
+  if (!rows.empty()) std::memcpy(rows.data(), reply->body.data(), rows.size() * sizeof(float));
+  return rows;
+}
+
+Requester::CallPtr ServerClient::start_part(std::uint64_t generation, BatchId batch,
+                                            std::span<PartValues const> tables) {
+  return start(ServerRequest::kPart, generation, encode_part(batch, tables));
+}
+
+Requester::CallPtr ServerClient::start_void(std::uint64_t generation, BatchId batch) {
+  return start(ServerRequest::kVoid, generation, encode_batch(batch));
+}
+
+void ServerClient::finish(Requester::Call& call) {
+  auto const reply = requester_.wait(call, timeout_);
+  if (!reply) {
+    throw base::OperationError(
+        {base::StatusCode::kTimeout, "the server did not answer within " + std::to_string(timeout_.count()) + " ms"});
+  }
+  if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+}
+
+std::vector<float> ServerClient::read(std::span<KeyList const> tables) {
+  auto const call = start(ServerRequest::kRead, 0, encode_lookup({}, tables));
+  auto rows = wait_rows(*call, timeout_);
+  if (!rows) {
+    throw base::OperationError(
+        {base::StatusCode::kTimeout, "the server did not answer within " + std::to_string(timeout_.count()) + " ms"});
+  }
+  return std::move(*rows);
+}
+
+void ServerClient::end_at(std::uint64_t generation, std::uint64_t step) {
+  static_cast<void>(ask(ServerRequest::kEndAt, generation, encode_batch({.step = step})));
+}
+
+ServerStatus ServerClient::status() { return decode_status(ask(ServerRequest::kStatus, 0, {})); }
+
+}  // namespace headway::hybrid

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Requests over a link: many in flight, answered in any order, each with a time limit of its own.
+
+#include "headway/hybrid/requests.hpp"
+
+#include "requests/frame.hpp"
+#include "two_ends.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace headway::hybrid {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kLong(20);
+constexpr std::uint64_t kIncarnation = 77;
+
+std::vector<std::byte> bytes_of(std::string const& text) {
+  auto const bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string text_of(std::span<std::byte const> bytes) {
+  return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 7 + seed);
+  return bytes;
+}
+
+/// A responder with a handler, and its requester.
+struct Ends {
+  explicit Ends(Responder::Handler handler, std::uint64_t fault_seed = 0, std::size_t max_body_bytes = 1 << 24) {
+    auto [server, client] = make_two_ends(fault_seed);
+    responder = std::make_unique<Responder>(
+        std::move(server), ResponderOptions{.incarnation = kIncarnation, .max_body_bytes = max_body_bytes},
+        std::move(handler));
+    requester = std::make_unique<Requester>(std::move(client), kLong);
+  }
+  std::unique_ptr<Responder> responder;
+  std::unique_ptr<Requester> requester;
+};
+
+void echo(Request& request) {
+  auto const body = request.body();
+  request.reply({body.begin(), body.end()});
+}
+
+TEST(Requests, BodiesOfAllSizesComeBack) {
+  for (std::uint64_t const seed : {0, 5}) {
+    Ends const ends(echo, seed);
+    EXPECT_EQ(ends.requester->incarnation(), kIncarnation);
+    for (std::size_t const size : {0UL, 1UL, kInlineBytes - 1, kInlineBytes, kInlineBytes + 1, 5000UL, 3'000'000UL}) {
+      auto const body = pattern(size, static_cast<unsigned>(size));
+      EXPECT_EQ(ends.requester->ask({.kind = 1, .body = body}, kLong), body) << size;
+    }
+  }
+}
+
+TEST(Requests, AreAnsweredInAnyOrder) {
+  std::vector<Request> kept;
+  Ends const ends([&](Request& request) {
+    kept.push_back(std::move(request));
+    if (kept.size() < 5) return;
+    for (auto each = kept.rbegin(); each != kept.rend(); ++each) {
+      each->reply(bytes_of(std::to_string(each->kind()) + "/" + std::to_string(each->generation())));
+    }
+    kept.clear();
+  });
+  std::vector<Requester::CallPtr> calls;
+  for (std::uint32_t kind = 0; kind < 4; ++kind) {
+    calls.push_back(ends.requester->start({.kind = kind, .generation = 10 + kind, .body = pattern(3000, kind)}));
+  }
+  EXPECT_FALSE(ends.requester->test(*calls[0]));
+  EXPECT_FALSE(ends.requester->wait(*calls[1], milliseconds(20)).has_value());
+  calls.push_back(ends.requester->start({.kind = 4, .generation = 14, .body = {}}));
+  for (std::uint32_t kind = 0; kind < 5; ++kind) {
+    auto const reply = ends.requester->wait(*calls[kind], kLong);
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(text_of(reply->body), std::to_string(kind) + "/" + std::to_string(10 + kind));
+    EXPECT_THROW(static_cast<void>(ends.requester->wait(*calls[kind], kLong)), base::UsageError) << "taken before";
+  }
+}
+
+TEST(Requests, OfManyThreadsDoNotMix) {
+  Ends const ends(echo, 3);
+  std::vector<std::thread> threads;
+  std::atomic<int> num_right = 0;
+  for (unsigned thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (unsigned i = 0; i < 50; ++i) {
+        auto const body = pattern(i * 100, thread * 50 + i);
+        if (ends.requester->ask({.kind = thread, .body = body}, kLong) == body) ++num_right;
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
+  EXPECT_EQ(num_right, 200);
+}
+
+TEST(Requests, AnAnswerThatNobodyWantsDoesNotStopTheOthers) {
+  std::vector<Request> kept;
+  Ends const ends([&](Request& request) {
+    if (request.kind() == 0) return kept.push_back(std::move(request));
+    for (auto& each : kept) each.reply(pattern(100'000, 1));
+    kept.clear();
+    echo(request);
+  });
+  for (int round = 0; round < 20; ++round) {
+    static_cast<void>(ends.requester->start({.kind = 0, .body = {}}));
+    static_cast<void>(ends.requester->start({.kind = 0, .body = {}}));
+    EXPECT_EQ(ends.requester->ask({.kind = 1, .body = pattern(5000, 2)}, kLong), pattern(5000, 2));
+  }
+}
+
+TEST(Requests, ErrorsOfTheHandlerAreTheAnswer) {
+  Ends const ends([](Request& request) {
+    if (request.kind() == 1) throw base::UsageError("no such thing");
+    if (request.kind() == 2) throw std::runtime_error("it broke");
+    if (request.kind() == 3) static_cast<void>(Request(std::move(request)));
+    if (request.kind() == 4) request.refuse(ReplyCode::kOldGeneration, "too old");
+  });
+  auto const refusal = [&](std::uint32_t kind) -> std::pair<ReplyCode, std::string> {
+    try {
+      static_cast<void>(ends.requester->ask({.kind = kind, .body = {}}, kLong));
+    } catch (RequestRefused const& refused) {
+      return {refused.code(), refused.what()};
+    }
+    return {ReplyCode::kOk, ""};
+  };
+  EXPECT_EQ(refusal(1), std::pair(ReplyCode::kBadRequest, std::string("no such thing")));
+  EXPECT_EQ(refusal(2), std::pair(ReplyCode::kFailed, std::string("it broke")));
+  EXPECT_EQ(refusal(3), std::pair(ReplyCode::kFailed, std::string("the request was dropped")));
+  EXPECT_EQ(refusal(4), std::pair(ReplyCode::kOldGeneration, std::string("too old")));
+  EXPECT_EQ(refusal(5), std::pair(ReplyCode::kFailed, std::string("the request was dropped")));
+}
+
+TEST(Requests, HaveATimeLimit) {
+  std::vector<Request> kept;
+  Ends const ends([&](Request& request) { kept.push_back(std::move(request)); });
+  try {
+    static_cast<void>(ends.requester->ask({.kind = 9, .body = {}}, milliseconds(50)));
+    FAIL() << "an answer came";
+  } catch (base::OperationError const& error) {
+    EXPECT_EQ(error.status().code(), base::StatusCode::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("kind 9 was not answered within 50 ms"), std::string::npos);
+  }
+}
+
+TEST(Requests, EndWithTheResponder) {
+  std::vector<Request> kept;
+  Ends ends([&](Request& request) { kept.push_back(std::move(request)); });
+  auto const call = ends.requester->start({.kind = 1, .body = {}});
+  ends.responder.reset();
+  EXPECT_THROW(static_cast<void>(ends.requester->wait(*call, kLong)), base::OperationError);
+  EXPECT_THROW(static_cast<void>(ends.requester->ask({.kind = 1, .body = {}}, kLong)), base::OperationError);
+  kept.clear();  // Answers to a link that has gone.
+}
+
+TEST(Requests, EndWithTheRequester) {
+  std::vector<Request> kept;
+  Ends ends([&](Request& request) { kept.push_back(std::move(request)); });
+  auto call = ends.requester->start({.kind = 1, .body = {}});
+  ends.requester.reset();
+  call.reset();
+  auto const until = comm::deadline_after(kLong);
+  while (!ends.responder->has_ended() && comm::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_FALSE(ends.responder->why().empty());
+}
+
+TEST(Requests, ATooLargeOneEndsTheLinkAndSaysWhy) {
+  Ends const ends(echo, 0, 10'000);
+  try {
+    static_cast<void>(ends.requester->ask({.kind = 1, .body = pattern(10'001, 0)}, kLong));
+    FAIL() << "it was taken";
+  } catch (base::OperationError const& error) {
+    EXPECT_NE(std::string(error.what()).find("announces 10001 bytes, and at most 10000"), std::string::npos)
+        << error.what();
+  }
+}
+
+/// Sends a frame as it is to a responder. @returns the answer's code, or nothing if the link has ended
+std::optional<std::uint64_t> send_raw(FrameHeader const& header) {
+  auto [server, client] = make_two_ends();
+  Responder const responder(std::move(server), {.incarnation = kIncarnation}, echo);
+  Frame out{.header = header}, in;
+  auto const received = client->receive(in.bytes(), 0, reply_match(header.seq), kBytes);
+  auto const sent = client->send(out.bytes(), 0, kRequestMatch, kBytes);
+  if (!client->wait(*received, kLong).ok()) return std::nullopt;
+  return in.header.kind;
+}
+
+TEST(Requests, OfAnotherIncarnationAreRefused) {
+  EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation, .kind = 5}), static_cast<std::uint64_t>(ReplyCode::kOk));
+  EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation + 1, .kind = 5}),
+            static_cast<std::uint64_t>(ReplyCode::kOldIncarnation));
+}
+
+TEST(Requests, AWrongFrameIsRefused) {
+  EXPECT_EQ(send_raw({.seq = 2, .incarnation = kIncarnation, .kind = 5}), std::nullopt) << "the first one is 1";
+  EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation, .kind = kAskIncarnation + 1}),
+            static_cast<std::uint64_t>(ReplyCode::kBadRequest));
+  EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation, .kind = 5, .body_bytes = std::uint64_t{1} << 60}),
+            std::nullopt);
+}
+
+}  // namespace
+}  // namespace headway::hybrid

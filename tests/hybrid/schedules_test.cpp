@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Workers and servers as threads, with random delays, over transport `checked`. Without an exact order no answer lacks
+// a part that the staleness demands. In exact order a run has the bits of a reference in one table.
+
+#include "headway/embedding/sharded_table.hpp"
+#include "server_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+namespace headway::hybrid {
+namespace {
+
+constexpr std::uint64_t kSteps = 30;
+
+void pause(std::mt19937& random) {
+  std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, 300)(random)));
+}
+
+/// Ids of a worker's batch: id 0, and some others without duplicates. Some batches are empty.
+std::vector<std::uint64_t> ids_of(std::uint64_t step, std::uint32_t worker) {
+  std::mt19937 random(static_cast<unsigned>(step * 1000 + worker));
+  if (random() % 8 == 0) return {};
+  std::vector<std::uint64_t> ids{0};
+  for (std::uint64_t id = 1; id < 40; ++id) {
+    if (random() % 4 == 0) ids.push_back(id * 0x9e3779b97f4a7c15ULL);
+  }
+  return ids;
+}
+
+/// Gradients that depend on the rows read, so a wrong read is never forgotten.
+std::vector<float> gradients_of(std::uint64_t step, std::uint32_t worker, std::span<float const> rows) {
+  std::vector<float> gradients;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    gradients.push_back(0.1F * rows[i] + 0.01F * static_cast<float>((step + worker + i) % 7) - 0.02F);
+  }
+  return gradients;
+}
+
+/// Runs a worker: at most staleness + 1 batches are in flight, and end in order.
+/// @param use called with step, ids and rows; returns the gradients
+template <class Use>
+void run_worker(TestWorker& worker, std::uint32_t number, std::uint32_t staleness, unsigned seed, double rate,
+                Use use) {
+  std::mt19937 random(seed * 100 + number);
+  std::uint64_t next = 0;
+  for (std::uint64_t step = 0; step < kSteps; ++step) {
+    for (; next < std::min<std::uint64_t>(kSteps, step + staleness + 1); ++next) {
+      pause(random);
+      worker.start(next, ids_of(next, number));
+    }
+    auto const rows = worker.rows(step);
+    pause(random);
+    worker.finish(step, use(step, rows), rate);
+  }
+  for (std::size_t server = 0; server < worker.num_servers(); ++server) worker.client(server).end_at(1, kSteps);
+}
+
+void begin(Servers& servers, std::vector<embedding::MergedTable> const& tables, StepLedger::Options const& options) {
+  for (auto& client : servers.connect()) {
+    client->configure(tables);
+    client->begin_generation(1, options);
+  }
+}
+
+/// Staleness, workers, servers.
+class Schedules : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, std::size_t>> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Schedules,
+                         testing::Combine(testing::Values(0, 1, 4, 16), testing::Values(1, 2, 4),
+                                          testing::Values(1, 3)));
+
+TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  Servers servers(num_servers, {}, /*fault_seed=*/7);
+  begin(servers, one_table(1), {.num_workers = num_workers, .staleness = staleness});
+  std::vector<std::thread> threads;
+  for (std::uint32_t number = 0; number < num_workers; ++number) {
+    threads.emplace_back([&, number, staleness = staleness, num_workers = num_workers] {
+      TestWorker worker(servers, number, 1, 1);
+      run_worker(worker, number, staleness, 1, 1, [&](std::uint64_t step, std::vector<float> const& rows) {
+        // Each part adds 1 to id 0.
+        std::uint64_t demanded = 0, possible = 0;
+        for (std::uint64_t before = 0; before < std::min(kSteps, step + staleness + 1); ++before) {
+          for (std::uint32_t other = 0; other < num_workers; ++other) {
+            bool const has_part = !ids_of(before, other).empty();
+            demanded += has_part && before + staleness < step ? 1 : 0;
+            possible += has_part && before != step ? 1 : 0;
+          }
+        }
+        if (!rows.empty()) {
+          EXPECT_GE(rows[0], static_cast<float>(demanded)) << "step " << step;
+          EXPECT_LE(rows[0], static_cast<float>(possible)) << "step " << step;
+        }
+        return std::vector<float>(rows.size(), -1);
+      });
+    });
+  }
+  for (auto& each : threads) each.join();
+  std::uint64_t total = 0;
+  for (std::uint64_t step = 0; step < kSteps; ++step) {
+    for (std::uint32_t number = 0; number < num_workers; ++number) total += ids_of(step, number).empty() ? 0 : 1;
+  }
+  float sum = 0;
+  for (std::size_t server = 0; server < num_servers; ++server) {
+    auto const status = servers[server].status();
+    EXPECT_EQ(status.num_applied, kSteps);
+    EXPECT_EQ(status.parts, kSteps * num_workers);
+    EXPECT_LE(status.staleness.size(), staleness + std::size_t{1});
+  }
+  std::uint64_t const id = 0;
+  std::uint32_t const table = kTable, count = 1;
+  KeyList const keys{.ids = {&id, 1}, .tables = {&table, 1}, .counts = {&count, 1}};
+  for (auto& client : servers.connect()) sum += client->read({&keys, 1}).at(0);
+  EXPECT_EQ(sum, static_cast<float>(total)) << "each part counts once";
+}
+
+TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  constexpr std::size_t kDim = 5;
+  auto const tables = one_table(kDim, kernels::OptimizerKind::kAdam, embedding::Initializer::uniform(-1, 1, 3));
+  constexpr double kRate = 0.05;
+  using Reads = std::vector<std::vector<std::vector<float>>>;  // (workers)(steps)
+
+  // The reference: lookups of a step see exactly the steps before it, without the last `staleness` ones.
+  Reads expected(num_workers, std::vector<std::vector<float>>(kSteps));
+  embedding::ShardedTable reference(tables, embedding::make_local_exchanger());
+  using Batches = std::vector<std::unique_ptr<embedding::ShardedTable::Batch>>;
+  std::deque<Batches> pending;
+  std::vector<std::vector<std::vector<float>>> gradients;  // (steps)(workers)
+  std::uint64_t applied = 0;
+  for (std::uint64_t step = 0; step < kSteps; ++step) {
+    for (; applied + staleness < step; ++applied) {
+      for (std::size_t number = 0; number < num_workers; ++number) {
+        std::span<float const> const values = gradients[applied][number];
+        reference.return_gradients(*pending.front()[number], {&values, 1});
+      }
+      reference.apply_gradients(applied + 1, {.rate = kRate, .of_tables = {}});
+      pending.pop_front();
+    }
+    pending.emplace_back();
+    gradients.emplace_back();
+    for (std::uint32_t number = 0; number < num_workers; ++number) {
+      auto const ids = ids_of(step, number);
+      std::vector<std::int64_t> const lengths(ids.size(), 1);
+      embedding::Feature const feature{
+          .name = "f", .table = kTable, .ids = {ids.data(), ids.size()}, .lengths = {lengths.data(), lengths.size()}};
+      auto batch = reference.begin({&feature, 1});
+      reference.finish(*batch);
+      std::vector<float> rows(ids.size() * kDim);
+      reference.expand(*batch, 0, rows);
+      gradients.back().push_back(gradients_of(step, number, rows));
+      expected[number][step] = std::move(rows);
+      pending.back().push_back(std::move(batch));
+    }
+  }
+
+  for (unsigned seed = 1; seed <= 3; ++seed) {
+    Servers servers(num_servers, {}, seed);
+    begin(servers, tables, {.num_workers = num_workers, .staleness = staleness, .is_exact = true});
+    std::vector<std::thread> threads;
+    Reads found(num_workers, std::vector<std::vector<float>>(kSteps));
+    for (std::uint32_t number = 0; number < num_workers; ++number) {
+      threads.emplace_back([&, number, staleness = staleness] {
+        TestWorker worker(servers, number, 1, kDim);
+        run_worker(worker, number, staleness, seed, kRate, [&](std::uint64_t step, std::vector<float> const& rows) {
+          found[number][step] = rows;
+          return gradients_of(step, number, rows);
+        });
+      });
+    }
+    for (auto& each : threads) each.join();
+    for (std::uint32_t number = 0; number < num_workers; ++number) {
+      for (std::uint64_t step = 0; step < kSteps; ++step) {
+        ASSERT_EQ(found[number][step], expected[number][step]) << "worker " << number << ", step " << step;
+      }
+    }
+  }
+}
+
+TEST(Staleness, OneSlowGradientLetsOthersRunAheadByExactlyTheBound) {
+  constexpr std::uint32_t kStaleness = 4;
+  Servers servers(1);
+  begin(servers, one_table(1), {.num_workers = 2, .staleness = kStaleness});
+  TestWorker slow(servers, 0, 1, 1), fast(servers, 1, 1, 1);
+  std::vector<std::uint64_t> const ids{1};
+  std::vector<float> const gradient{-1};
+  slow.start(0, ids);
+  EXPECT_EQ(slow.rows(0).size(), 1U);  // Its gradient comes late.
+  for (std::uint64_t step = 0; step <= kStaleness; ++step) {
+    fast.start(step, ids);
+    EXPECT_EQ(fast.rows(step).at(0), 0);
+    fast.finish(step, gradient, 1);
+  }
+  fast.start(kStaleness + 1, ids);
+  for (int i = 0; i < 20 && servers[0].status().held == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  auto status = servers[0].status();
+  EXPECT_EQ(status.held, 1U);
+  EXPECT_EQ(status.num_applied, 0U);
+  slow.finish(0, gradient, 1);
+  EXPECT_EQ(fast.rows(kStaleness + 1).at(0), 2);
+  status = servers[0].status();
+  EXPECT_EQ(status.staleness.size(), kStaleness + 1U);
+  EXPECT_EQ(status.staleness[kStaleness], 2U);
+}
+
+}  // namespace
+}  // namespace headway::hybrid

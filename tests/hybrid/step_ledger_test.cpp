@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The staleness rule: which lookups may be answered, and which parts may be applied.
+
+#include "headway/hybrid/step_ledger.hpp"
+
+#include "headway/base/status.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace headway::hybrid {
+namespace {
+
+std::string error_of(std::function<void()> const& call) {
+  try {
+    call();
+  } catch (base::UsageError const& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(StepLedger, WithoutStalenessAStepWaitsForAllPartsOfTheOneBefore) {
+  StepLedger ledger({.num_workers = 2});
+  EXPECT_TRUE(ledger.may_answer(0));
+  EXPECT_FALSE(ledger.may_answer(1));
+  ledger.add_part(0, 1);
+  EXPECT_FALSE(ledger.may_apply());
+  EXPECT_EQ(ledger.missing_workers(), std::vector<std::uint32_t>{0});
+  ledger.add_part(0, 0);
+  ASSERT_TRUE(ledger.may_apply());
+  EXPECT_FALSE(ledger.may_answer(1)) << "not applied yet";
+  ledger.finish_step();
+  EXPECT_TRUE(ledger.may_answer(1));
+  EXPECT_FALSE(ledger.may_answer(2));
+}
+
+TEST(StepLedger, AnAnswerLacksAtMostTheStepsOfTheStaleness) {
+  for (std::uint32_t const staleness : {0, 1, 4, 16}) {
+    StepLedger ledger({.num_workers = 1, .staleness = staleness, .first_step = 10});
+    EXPECT_TRUE(ledger.may_answer(10 + staleness));
+    EXPECT_FALSE(ledger.may_answer(11 + staleness));
+    ledger.add_part(10, 0);
+    ledger.finish_step();
+    EXPECT_TRUE(ledger.may_answer(11 + staleness));
+    EXPECT_FALSE(ledger.may_answer(12 + staleness));
+  }
+}
+
+TEST(StepLedger, PartsOfLaterStepsWaitForTheirTurn) {
+  StepLedger ledger({.num_workers = 2, .staleness = 1});
+  ledger.add_part(1, 0);
+  ledger.add_part(1, 1);
+  EXPECT_FALSE(ledger.may_apply());
+  ledger.add_part(0, 0);
+  ledger.add_part(0, 1);
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    ASSERT_TRUE(ledger.may_apply());
+    ledger.finish_step();
+  }
+  EXPECT_EQ(ledger.num_applied(), 2U);
+  EXPECT_FALSE(ledger.may_apply());
+}
+
+TEST(StepLedger, APartCountsOnce) {
+  StepLedger ledger({.num_workers = 2});
+  ledger.add_part(0, 0);
+  EXPECT_NE(error_of([&] { ledger.add_part(0, 0); }).find("part of step 0, worker 0 has come before"),
+            std::string::npos);
+  ledger.add_part(0, 1);
+  ledger.finish_step();
+  EXPECT_NE(error_of([&] { ledger.add_part(0, 1); }).find("steps below 1 have been applied"), std::string::npos);
+  EXPECT_NE(error_of([&] { ledger.add_part(1, 2); }).find("there are 2 dense workers"), std::string::npos);
+  EXPECT_EQ(ledger.missing_workers().size(), 2U);
+}
+
+TEST(StepLedger, TheWindowIsTwoStepsAndTwiceTheStaleness) {
+  StepLedger ledger({.num_workers = 1, .staleness = 3, .first_step = 5});
+  ledger.add_lookup(5 + 2 * 3 + 1, 0);
+  EXPECT_NE(error_of([&] { ledger.add_lookup(5 + 2 * 3 + 2, 0); }).find("only steps below 13 can have begun"),
+            std::string::npos);
+  EXPECT_FALSE(error_of([&] { ledger.add_part(~std::uint64_t{0}, 0); }).empty());
+}
+
+TEST(StepLedger, ALookupAfterItsPartIsAnError) {
+  StepLedger ledger({.num_workers = 2, .staleness = 1});
+  ledger.add_part(0, 0);
+  EXPECT_NE(error_of([&] { ledger.add_lookup(0, 0); }).find("the part has come, or is void"), std::string::npos);
+  ledger.add_lookup(0, 1);
+  EXPECT_NE(error_of([&] { ledger.add_lookup(0, 1); }).find("has come before"), std::string::npos);
+}
+
+TEST(StepLedger, InExactOrderAStepWaitsForTheAnswersThatMustNotContainIt) {
+  StepLedger ledger({.num_workers = 2, .staleness = 1, .is_exact = true});
+  for (std::uint32_t const worker : {0, 1}) {
+    ledger.add_lookup(0, worker);
+    ledger.count_answer(0, worker);
+    ledger.add_part(0, worker);
+  }
+  EXPECT_FALSE(ledger.may_apply()) << "lookups of step 1 have not been answered";
+  ledger.add_lookup(1, 0);
+  ledger.count_answer(1, 0);
+  EXPECT_FALSE(ledger.may_apply());
+  ledger.add_part(1, 1);  // Void: worker 1 looks nothing up in step 1.
+  EXPECT_TRUE(ledger.may_apply());
+  ledger.finish_step();
+  ledger.add_part(1, 0);
+  EXPECT_FALSE(ledger.may_apply());
+  ledger.end_at(2);
+  EXPECT_TRUE(ledger.may_apply());
+}
+
+TEST(StepLedger, OptionsOutOfRangeAreErrors) {
+  EXPECT_THROW(StepLedger({.num_workers = 0}), base::UsageError);
+  EXPECT_THROW(StepLedger({.num_workers = StepLedger::kMostWorkers + 1}), base::UsageError);
+  EXPECT_THROW(StepLedger({.staleness = StepLedger::kMostStaleness + 1}), base::UsageError);
+}
+
+}  // namespace
+}  // namespace headway::hybrid
