@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,11 +42,12 @@ class Servers {
 
   [[nodiscard]] std::size_t size() const { return servers_.size(); }
   [[nodiscard]] ParameterServer& operator[](std::size_t index) { return *servers_[index]; }
-  /// Clients of all servers, for one worker.
+  /// Clients of all servers, for one worker. Thread-safe.
   [[nodiscard]] std::vector<std::unique_ptr<ServerClient>> connect() {
     std::vector<std::unique_ptr<ServerClient>> clients;
     for (auto& server : servers_) {
       auto [here, there] = make_two_ends(fault_seed_);
+      std::lock_guard const lock(mutex_);
       responders_.push_back(
           std::make_unique<Responder>(std::move(here), ResponderOptions{.incarnation = 1},
                                       [&server = *server](Request& request) { server.handle(request); }));
@@ -56,6 +58,7 @@ class Servers {
 
  private:
   std::uint64_t fault_seed_;
+  std::mutex mutex_;  ///< Guards responders_.
   std::vector<std::unique_ptr<ParameterServer>> servers_;
   std::vector<std::unique_ptr<Responder>> responders_;
 };
