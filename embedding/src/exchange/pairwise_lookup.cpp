@@ -25,14 +25,12 @@
 
 #include "headway/embedding/pairwise_lookup.hpp"
 
-#include "exchange/inputs.hpp"
 #include "headway/base/status.hpp"
-#include "headway/embedding/routing.hpp"
+#include "headway/embedding/routed_batch.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -103,7 +101,8 @@ struct PairwiseLookup::Question {
 
 class PairwiseLookup::Batch {
  public:
-  explicit Batch(std::shared_ptr<Unfinished> unfinished) : unfinished_(std::move(unfinished)) {}
+  Batch(RoutedBatch routed, std::uint64_t of_version, std::shared_ptr<Unfinished> unfinished)
+      : keys(std::move(routed)), version(of_version), unfinished_(std::move(unfinished)) {}
   Batch(Batch const&) = delete;
   Batch& operator=(Batch const&) = delete;
   ~Batch() {
@@ -112,12 +111,6 @@ class PairwiseLookup::Batch {
     }
   }
 
-  struct Lookup {
-    Inputs inputs;
-    UniqueBlocks unique;              ///< (U) Sorted by owner.
-    std::vector<std::size_t> sent{};  ///< (ranks) Keys for each owner; they add up to U.
-    Block<float> embeddings{};        ///< (U, dim), by poll().
-  };
   /// Rows of another rank on their way here.
   struct RowsOfRank {
     int rank;
@@ -127,8 +120,8 @@ class PairwiseLookup::Batch {
     std::chrono::steady_clock::time_point arrived{};  ///< When poll() has found them.
   };
 
-  std::uint64_t version = 0;
-  std::vector<Lookup> lookups{};      ///< (merged tables)
+  RoutedBatch keys;
+  std::uint64_t version;
   std::vector<RowsOfRank> answers{};  ///< One of each rank that was asked.
   bool is_finished = false;
 
@@ -171,15 +164,10 @@ PairwiseLookup::BatchPtr PairwiseLookup::begin(std::uint64_t version, std::span<
   auto const found = versions_.find(version);
   base::expects(found != versions_.end(), "there is no version " + std::to_string(version) + " of the tables");
   auto const& read = *found->second;
-  BatchPtr batch(new Batch(unfinished_));
-  batch->version = version;
-  for (auto& inputs : join_by_table(*device_, features, read.merged_of, read.tables.size())) {
-    auto& lookup = batch->lookups.emplace_back(Batch::Lookup{.inputs = std::move(inputs), .unique = {}});
-    auto [by_owner, counts] =
-        device_->sort_by_owner(device_->deduplicate(lookup.inputs.keys()), static_cast<std::uint32_t>(size_));
-    lookup.unique = std::move(by_owner);
-    lookup.sent.assign(counts.span.begin(), counts.span.end());
-  }
+  std::vector<std::size_t> dims;
+  for (auto const& table : read.tables) dims.push_back(table.rows->dim());
+  BatchPtr batch(new Batch({device_, features, read.merged_of, dims, static_cast<std::uint32_t>(size_)}, version,
+                           unfinished_));
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != rank_) ask(*batch, rank, num_begun_);
   }
@@ -192,8 +180,9 @@ void PairwiseLookup::ask(Batch& batch, int rank, std::uint64_t number) {
   auto const owner = static_cast<std::size_t>(rank);
   std::size_t num_keys = 0, num_floats = 0;
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
-    num_keys += batch.lookups[merged].sent[owner];
-    num_floats += batch.lookups[merged].sent[owner] * tables[merged].rows->dim();
+    std::size_t const count = batch.keys.keys(merged, owner).size();
+    num_keys += count;
+    num_floats += count * tables[merged].rows->dim();
   }
   if (num_keys == 0) return;
   std::size_t const num_words = tables.size() + kWordsPerKey * num_keys;
@@ -204,13 +193,13 @@ void PairwiseLookup::ask(Batch& batch, int rank, std::uint64_t number) {
   (*words)[2] = num_words;
   (*words)[3] = bytes.size();
   std::size_t next = kHeaderWords;
-  for (auto const& lookup : batch.lookups) (*words)[next++] = lookup.sent[owner];
-  for (auto const& lookup : batch.lookups) {
-    auto const first = std::accumulate(lookup.sent.begin(), lookup.sent.begin() + rank, std::size_t{0});
-    EncodePiece const piece{.keys = lookup.unique.keys().subspan(first, lookup.sent[owner]),
-                            .words = words->data() + next};
+  for (std::size_t merged = 0; merged < tables.size(); ++merged) {
+    (*words)[next++] = batch.keys.keys(merged, owner).size();
+  }
+  for (std::size_t merged = 0; merged < tables.size(); ++merged) {
+    EncodePiece const piece{.keys = batch.keys.keys(merged, owner), .words = words->data() + next};
     device_->encode({&piece, 1});
-    next += kWordsPerKey * lookup.sent[owner];
+    next += kWordsPerKey * piece.keys.size();
   }
   auto const all = std::as_bytes(std::span(*words));
   std::size_t const first_bytes = kFirstWords * sizeof(std::uint64_t);
@@ -252,20 +241,14 @@ void PairwiseLookup::take_rows(Batch& batch) {
     next[static_cast<std::size_t>(answer.rank)] = answer.bytes.data() + kAnswerHeaderBytes;
   }
   for (std::size_t merged = 0; merged < tables.size(); ++merged) {
-    auto& lookup = batch.lookups[merged];
-    std::size_t const dim = tables[merged].rows->dim();
-    lookup.embeddings = device_->block<float>(lookup.unique.num_rows() * dim);
-    std::size_t first = 0;
-    for (std::size_t rank = 0; rank < lookup.sent.size(); ++rank) {
-      std::size_t const count = lookup.sent[rank];
-      auto const out = lookup.embeddings.span.subspan(first * dim, count * dim);
+    for (std::size_t rank = 0; rank < next.size(); ++rank) {
+      auto const out = batch.keys.rows(merged, rank);
       if (static_cast<int>(rank) == rank_) {
-        read_rows(tables[merged], lookup.unique.keys().subspan(first, count), out);
-      } else if (count > 0) {
+        read_rows(tables[merged], batch.keys.keys(merged, rank), out);
+      } else if (!out.empty()) {
         std::memcpy(out.data(), next[rank], out.size_bytes());
         next[rank] += out.size_bytes();
       }
-      first += count;
     }
   }
 }
@@ -292,14 +275,12 @@ std::map<int, std::chrono::steady_clock::time_point> PairwiseLookup::arrivals(Ba
 }
 
 std::size_t PairwiseLookup::num_bags(Batch const& batch, std::size_t merged) const {
-  return batch.lookups[merged].inputs.num_bags;
+  return batch.keys.num_bags(merged);
 }
 
 void PairwiseLookup::expand(Batch const& batch, std::size_t merged, std::span<float> out) {
   base::expects(batch.is_finished, "expand: the batch is not finished");
-  auto const& lookup = batch.lookups[merged];
-  std::size_t const dim = versions_.at(batch.version)->tables[merged].rows->dim();
-  device_->expand(lookup.unique, lookup.inputs.bags(), dim, lookup.embeddings.span, out);
+  batch.keys.expand(merged, out);
 }
 
 void PairwiseLookup::receive_question() {
