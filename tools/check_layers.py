@@ -125,7 +125,7 @@ _FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cuda",),
         ("checkpoint", "exchange"),
     ),
-    "hybrid/src": (("messages", "requests"), ("server",)),
+    "hybrid/src": (("messages", "requests"), ("server", "worker")),
     "c10d_backend": (
         (".",), ("runtime",), ("tensors",), ("group",), ("work",), ("reduction",), ("backend",), ("python",),
     ),

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/thread_pool.hpp"
+#include "headway/embedding/routed_batch.hpp"
+#include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/server_client.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace headway::hybrid {
+
+/// A parameter server as its clients see it.
+struct ServerEnd {
+  std::string name;  ///< For errors, for example "server 1 at ps-1:7000".
+  std::unique_ptr<ServerClient> client;
+};
+
+/// Looks features up at all parameter servers, and returns gradients to them: the work of an embedding worker.
+/// embedding_client.cpp explains the life of a batch. `merged` is the index of a merged table (tables of equal options
+/// that share storage). Not thread-safe.
+///
+/// Errors name the server: base::OperationError if a link has failed or a time limit has passed, RequestRefused if a
+/// server refuses.
+class EmbeddingClient {
+ public:
+  /// Gives the servers their tables, or compares them with those that they have.
+  /// @param servers in the order of their shares of the ids
+  /// @param timeout of each wait for a server
+  /// @throws base::UsageError if there is no server, or a table is merged twice
+  EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
+                  std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool = nullptr);
+  ~EmbeddingClient();
+  EmbeddingClient(EmbeddingClient const&) = delete;
+  EmbeddingClient& operator=(EmbeddingClient const&) = delete;
+
+  /// Begins a generation at all servers, or joins it. Batches of the one before are forgotten.
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options);
+
+  /// Sends the keys of a batch to their owners. Does not wait. The features may be freed afterwards.
+  /// @throws base::UsageError if the batch exists, staleness + 1 batches of the worker are in flight, lengths do not add
+  ///   up to the ids, or a feature names a table that is not there
+  void start(BatchId batch, std::span<embedding::Feature const> features);
+  /// Have all rows come? Does not wait.
+  [[nodiscard]] bool is_ready(BatchId batch);
+  /// Waits for the rows. Servers hold them back until the staleness allows.
+  void wait(BatchId batch);
+  [[nodiscard]] std::size_t num_bags(BatchId batch, std::size_t merged) const;
+  /// Writes the embeddings of a merged table. See RoutedBatch::expand(). @param out (bags, dim)
+  void expand(BatchId batch, std::size_t merged, std::span<float> out);
+
+  /// Gradients of one merged table.
+  struct Gradients {
+    double rate = 0;                  ///< Learning rate.
+    std::span<float const> values{};  ///< (bags, dim) in the order of expand(), or empty: there are none.
+  };
+  /// Sends the sums of the gradients of each key to its owner. Does not wait; the values may be freed afterwards.
+  /// @param gradients (merged tables)
+  /// @throws base::UsageError if the rows of the batch have not come, or it has returned gradients
+  void return_gradients(BatchId batch, std::span<Gradients const> gradients);
+  /// Sends void notices instead. Also for a batch whose rows have not come, or that was never started.
+  void drop(BatchId batch);
+  /// Waits until all servers have taken the part or void notice of a batch, which ends there.
+  void finish(BatchId batch);
+  [[nodiscard]] std::size_t num_in_flight(std::uint32_t worker) const;
+
+  /// Reads embeddings without insertion or count, whatever the steps. Waits.
+  [[nodiscard]] embedding::RoutedBatch read(std::span<embedding::Feature const> features);
+  /// No lookups will come from this step on.
+  void end_at(std::uint64_t step);
+  /// (servers)
+  [[nodiscard]] std::vector<ServerStatus> status();
+
+ private:
+  struct Batch;
+
+  [[nodiscard]] embedding::RoutedBatch route(std::span<embedding::Feature const> features) const;
+  [[nodiscard]] Batch& at(BatchId batch);
+  [[nodiscard]] Batch const& at(BatchId batch) const;
+  /// Keys of a server.
+  [[nodiscard]] std::vector<KeyList> keys_of(embedding::RoutedBatch const& batch, std::size_t server) const;
+  /// Copies the rows of a server into the batch. @throws base::OperationError if they are of another size
+  void take_rows(embedding::RoutedBatch& batch, std::size_t server, std::span<float const> rows);
+  /// Runs `call` for a server; its errors name the server.
+  template <class Call>
+  auto at_server(std::size_t server, Call&& call);
+
+  std::vector<ServerEnd> servers_;
+  std::vector<embedding::MergedTable> tables_;
+  std::map<std::uint32_t, std::size_t> merged_of_;
+  std::vector<std::size_t> dims_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<embedding::BatchDevice> device_;
+  std::uint64_t generation_ = 0;
+  std::uint32_t staleness_ = 0;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::unique_ptr<Batch>> batches_;  ///< By worker and step.
+};
+
+}  // namespace headway::hybrid

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The asking side of hybrid training.
+//
+// Idea: a batch is started as soon as its features are known, and its rows are used when the dense model gets to it.
+// Meanwhile servers hold them back until the staleness allows. Then its gradients go back to the same servers.
+//
+// The life of a batch:   start() -> wait() -> expand() -> return_gradients() -> finish()
+//                        start() -> drop() -> finish()        for a batch that is not trained
+//
+// Example: 2 servers, ids 5, 6 and 5. The unique keys are 5 (server 0) and 6 (server 1). Each gets a lookup, and a part
+// with one gradient; that of 5 is the sum of two. A server without keys of the batch gets both without keys, since it
+// counts the parts of a step.
+//
+// Invariants: each server gets one part or one void notice for each batch. At most staleness + 1 batches of a worker
+// are in flight, that is between start() and finish().
+// Complexity: 2 round trips of a batch with each server; 16 bytes for a key, and dim floats each way.
+
+#include "headway/hybrid/embedding_client.hpp"
+
+#include "headway/base/status.hpp"
+#include "headway/comm/endpoint.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+namespace headway::hybrid {
+
+using embedding::RoutedBatch;
+
+namespace {
+
+std::string name_of(BatchId batch) {
+  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
+}
+
+}  // namespace
+
+struct EmbeddingClient::Batch {
+  std::optional<RoutedBatch> keys;                ///< None for a void notice without a lookup.
+  std::vector<Requester::CallPtr> lookups{};      ///< (servers) Null once their rows are here.
+  bool has_rows = false;
+  std::vector<Requester::CallPtr> parts{};        ///< (servers) Parts or void notices; empty before.
+};
+
+template <class Call>
+auto EmbeddingClient::at_server(std::size_t server, Call&& call) {
+  auto const prefix = [&] { return servers_[server].name + ": "; };
+  try {
+    return call(*servers_[server].client);
+  } catch (base::OperationError const& error) {
+    throw base::OperationError({error.status().code(), prefix() + error.what()});
+  } catch (RequestRefused const& refused) {
+    throw RequestRefused(refused.code(), prefix() + refused.what());
+  }
+}
+
+EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
+                                 std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool)
+    : servers_(std::move(servers)),
+      tables_(std::move(tables)),
+      timeout_(timeout),
+      device_(embedding::make_host_batch_device(std::move(thread_pool))) {
+  base::expects(!servers_.empty(), "hybrid training needs at least one parameter server");
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    dims_.push_back(tables_[merged].options.dim);
+    for (auto const table : tables_[merged].tables) {
+      base::expects(merged_of_.emplace(table, merged).second,
+                    "table " + std::to_string(table) + " is merged into two tables");
+    }
+  }
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    at_server(server, [&](ServerClient& client) { client.configure(tables_); });
+  }
+}
+
+EmbeddingClient::~EmbeddingClient() = default;
+
+void EmbeddingClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options) {
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    at_server(server, [&](ServerClient& client) { client.begin_generation(generation, options); });
+  }
+  batches_.clear();
+  generation_ = generation;
+  staleness_ = options.staleness;
+}
+
+EmbeddingClient::Batch& EmbeddingClient::at(BatchId batch) { return const_cast<Batch&>(std::as_const(*this).at(batch)); }
+
+EmbeddingClient::Batch const& EmbeddingClient::at(BatchId batch) const {
+  auto const found = batches_.find({batch.worker, batch.step});
+  base::expects(found != batches_.end(), name_of(batch) + ": it was not started, or has ended");
+  return *found->second;
+}
+
+RoutedBatch EmbeddingClient::route(std::span<embedding::Feature const> features) const {
+  return {device_, features, merged_of_, dims_, static_cast<std::uint32_t>(servers_.size())};
+}
+
+std::vector<KeyList> EmbeddingClient::keys_of(RoutedBatch const& batch, std::size_t server) const {
+  std::vector<KeyList> lists;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const keys = batch.keys(merged, server);
+    lists.push_back({.ids = keys.ids, .tables = keys.tables, .counts = keys.counts});
+  }
+  return lists;
+}
+
+std::size_t EmbeddingClient::num_in_flight(std::uint32_t worker) const {
+  return static_cast<std::size_t>(
+      std::distance(batches_.lower_bound({worker, 0}), batches_.lower_bound({worker + 1, 0})));
+}
+
+void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> features) {
+  base::expects(generation_ > 0, "no generation has begun");
+  base::expects(!batches_.contains({batch.worker, batch.step}), name_of(batch) + ": it was started before");
+  base::expects(num_in_flight(batch.worker) <= staleness_,
+                name_of(batch) + ": " + std::to_string(staleness_ + 1) + " batches are in flight");
+  auto made = std::make_unique<Batch>(Batch{.keys = route(features)});
+  auto& entry = *batches_.emplace(std::pair(batch.worker, batch.step), std::move(made)).first->second;
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    auto const keys = keys_of(*entry.keys, server);
+    entry.lookups.push_back(at_server(
+        server, [&](ServerClient& client) { return client.start_lookup(generation_, batch, keys); }));
+  }
+}
+
+bool EmbeddingClient::is_ready(BatchId batch) {
+  auto& entry = at(batch);
+  if (entry.has_rows) return true;
+  for (std::size_t server = 0; server < entry.lookups.size(); ++server) {
+    if (entry.lookups[server] == nullptr) continue;
+    if (!at_server(server, [&](ServerClient& client) { return client.requester().test(*entry.lookups[server]); })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void EmbeddingClient::wait(BatchId batch) {
+  auto& entry = at(batch);
+  if (entry.has_rows) return;
+  base::expects(entry.keys.has_value() && entry.parts.empty(), name_of(batch) + ": it is void");
+  auto const until = comm::deadline_after(timeout_);
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    if (entry.lookups[server] == nullptr) continue;
+    at_server(server, [&](ServerClient& client) {
+      auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - comm::Clock::now());
+      auto const rows =
+          client.wait_rows(*entry.lookups[server], std::max(left, std::chrono::milliseconds(1)));
+      if (!rows) {
+        throw base::OperationError(
+            {base::StatusCode::kTimeout, name_of(batch) + ": no rows within " + std::to_string(timeout_.count()) +
+                                             " ms. Parts of other workers may be missing"});
+      }
+      take_rows(*entry.keys, server, *rows);
+    });
+    entry.lookups[server] = nullptr;
+  }
+  entry.has_rows = true;
+}
+
+void EmbeddingClient::take_rows(RoutedBatch& batch, std::size_t server, std::span<float const> rows) {
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const out = batch.rows(merged, server);
+    if (rows.size() < out.size()) break;
+    std::ranges::copy(rows.first(out.size()), out.begin());
+    rows = rows.subspan(out.size());
+    if (merged + 1 == tables_.size() && rows.empty()) return;
+  }
+  throw base::OperationError({base::StatusCode::kAborted, "rows of another size came than were asked for"});
+}
+
+std::size_t EmbeddingClient::num_bags(BatchId batch, std::size_t merged) const {
+  auto const& entry = at(batch);
+  base::expects(entry.keys.has_value(), name_of(batch) + ": it is void");
+  return entry.keys->num_bags(merged);
+}
+
+void EmbeddingClient::expand(BatchId batch, std::size_t merged, std::span<float> out) {
+  auto const& entry = at(batch);
+  base::expects(entry.has_rows, name_of(batch) + ": its rows have not come");
+  entry.keys->expand(merged, out);
+}
+
+void EmbeddingClient::return_gradients(BatchId batch, std::span<Gradients const> gradients) {
+  auto& entry = at(batch);
+  base::expects(entry.has_rows, name_of(batch) + ": its rows have not come");
+  base::expects(entry.parts.empty(), name_of(batch) + ": it has returned gradients, or is void");
+  base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
+  std::vector<embedding::Block<float>> sums;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const& values = gradients[merged].values;
+    sums.push_back(values.empty() ? embedding::Block<float>() : entry.keys->reduce(merged, values));
+  }
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    std::vector<PartValues> part;
+    for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+      std::span<float const> values;
+      if (!sums[merged].empty()) values = entry.keys->of_owner(sums[merged].span, merged, server);
+      part.push_back({.rate = gradients[merged].rate, .gradients = values});
+    }
+    entry.parts.push_back(
+        at_server(server, [&](ServerClient& client) { return client.start_part(generation_, batch, part); }));
+  }
+}
+
+void EmbeddingClient::drop(BatchId batch) {
+  auto& found = batches_[{batch.worker, batch.step}];
+  if (found == nullptr) found = std::make_unique<Batch>();
+  auto& entry = *found;
+  base::expects(entry.parts.empty(), name_of(batch) + ": it has returned gradients, or is void");
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    entry.parts.push_back(
+        at_server(server, [&](ServerClient& client) { return client.start_void(generation_, batch); }));
+  }
+}
+
+void EmbeddingClient::finish(BatchId batch) {
+  auto& entry = at(batch);
+  base::expects(!entry.parts.empty(), name_of(batch) + ": it has no gradients, and is not void");
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    at_server(server, [&](ServerClient& client) { client.finish(*entry.parts[server]); });
+  }
+  batches_.erase({batch.worker, batch.step});
+}
+
+RoutedBatch EmbeddingClient::read(std::span<embedding::Feature const> features) {
+  auto batch = route(features);
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    auto const keys = keys_of(batch, server);
+    at_server(server, [&](ServerClient& client) { take_rows(batch, server, client.read(keys)); });
+  }
+  return batch;
+}
+
+void EmbeddingClient::end_at(std::uint64_t step) {
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    at_server(server, [&](ServerClient& client) { client.end_at(generation_, step); });
+  }
+}
+
+std::vector<ServerStatus> EmbeddingClient::status() {
+  std::vector<ServerStatus> all;
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    all.push_back(at_server(server, [](ServerClient& client) { return client.status(); }));
+  }
+  return all;
+}
+
+}  // namespace headway::hybrid

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Features of batches at several servers: with a staleness of 0 it learns as a ShardedTable does.
+
+#include "headway/hybrid/embedding_client.hpp"
+#include "server_fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace headway::hybrid {
+namespace {
+
+using embedding::Feature;
+
+/// Two merged tables: ids 1 and 2 with 4 columns, and 3 with 2 columns.
+std::vector<embedding::MergedTable> two_tables() {
+  std::vector<embedding::MergedTable> tables(2);
+  for (auto& table : tables) {
+    table.options.initializer = embedding::Initializer::uniform(-1, 1, 5);
+    table.options.optimizer.kind = kernels::OptimizerKind::kAdagrad;
+  }
+  tables[0].options.dim = 4;
+  tables[0].tables = {1, 2};
+  tables[1].options.dim = 2;
+  tables[1].tables = {3};
+  return tables;
+}
+
+constexpr std::array<char const*, 3> kNames{"a", "b", "c"};
+
+/// Features of a random batch: "a" and "b" of the first merged table, pooled, and "c" without pooling.
+struct RandomBatch {
+  explicit RandomBatch(unsigned seed) {
+    std::mt19937 random(seed);
+    for (std::size_t feature = 0; feature < 3; ++feature) {
+      for (int list = 0; list < 6; ++list) {
+        lengths[feature].push_back(random() % 4);
+        for (std::int64_t i = 0; i < lengths[feature].back(); ++i) ids[feature].push_back(random() % 25);
+      }
+      features.push_back({.name = kNames[feature],
+                          .table = static_cast<std::uint32_t>(feature + 1),
+                          .pooling = feature == 0   ? embedding::Pooling::kSum
+                                     : feature == 1 ? embedding::Pooling::kMean
+                                                    : embedding::Pooling::kNone,
+                          .ids = {ids[feature].data(), ids[feature].size()},
+                          .lengths = {lengths[feature].data(), lengths[feature].size()}});
+    }
+  }
+  RandomBatch(RandomBatch const&) = delete;
+  RandomBatch& operator=(RandomBatch const&) = delete;
+
+  std::array<std::vector<std::int64_t>, 3> ids, lengths;
+  std::vector<Feature> features;
+};
+
+std::vector<float> gradients_of(std::span<float const> embeddings) {
+  std::vector<float> gradients;
+  for (std::size_t i = 0; i < embeddings.size(); ++i) {
+    gradients.push_back(0.5F * embeddings[i] + static_cast<float>(i % 5) - 2);
+  }
+  return gradients;
+}
+
+std::unique_ptr<EmbeddingClient> connect(Servers& servers, std::chrono::milliseconds timeout = kLong) {
+  std::vector<ServerEnd> ends;
+  for (auto& client : servers.connect()) {
+    ends.push_back({.name = "server " + std::to_string(ends.size()), .client = std::move(client)});
+  }
+  return std::make_unique<EmbeddingClient>(std::move(ends), two_tables(), timeout);
+}
+
+TEST(EmbeddingClient, LearnsAsATableOfOneProcess) {
+  for (std::size_t const num_servers : {1, 2, 5}) {
+    Servers servers(num_servers);
+    auto const client = connect(servers);
+    client->begin_generation(1, {.num_workers = 1});
+    embedding::ShardedTable reference(two_tables(), embedding::make_local_exchanger());
+    for (std::uint64_t step = 0; step < 12; ++step) {
+      RandomBatch const batch(static_cast<unsigned>(step));
+      client->start({step, 0}, batch.features);
+      client->wait({step, 0});
+      auto expected = reference.begin(batch.features);
+      reference.finish(*expected);
+      std::vector<std::vector<float>> gradients;
+      for (std::size_t merged = 0; merged < 2; ++merged) {
+        std::vector<float> rows(client->num_bags({step, 0}, merged) * two_tables()[merged].options.dim), same = rows;
+        client->expand({step, 0}, merged, rows);
+        reference.expand(*expected, merged, same);
+        ASSERT_EQ(rows, same) << num_servers << " servers, step " << step;
+        gradients.push_back(gradients_of(rows));
+      }
+      bool const has_second = step % 3 != 0;
+      client->return_gradients({step, 0}, std::vector<EmbeddingClient::Gradients>{
+                                              {.rate = 0.1, .values = gradients[0]},
+                                              {.rate = 0.1, .values = has_second ? gradients[1] : std::vector<float>()}});
+      client->finish({step, 0});
+      std::vector<std::span<float const>> values{gradients[0], {}};
+      if (has_second) values[1] = gradients[1];
+      reference.return_gradients(*expected, values);
+      reference.apply_gradients(step + 1, {.rate = 0.1, .of_tables = {}});
+    }
+    RandomBatch const batch(99);
+    auto const read = client->read(batch.features);
+    auto expected = reference.begin(batch.features, {.mode = embedding::LookupMode::kRead});
+    reference.finish(*expected);
+    for (std::size_t merged = 0; merged < 2; ++merged) {
+      std::vector<float> rows(read.num_bags(merged) * read.dim(merged)), same = rows;
+      read.expand(merged, rows);
+      reference.expand(*expected, merged, same);
+      EXPECT_EQ(rows, same);
+    }
+    std::uint64_t num_rows = 0;
+    for (auto const& status : client->status()) num_rows += status.rows;
+    EXPECT_EQ(num_rows, reference.table(0).size().rows + reference.table(1).size().rows);
+  }
+}
+
+TEST(EmbeddingClient, NoMoreBatchesAreInFlightThanTheStalenessAllows) {
+  Servers servers(2);
+  auto const client = connect(servers);
+  client->begin_generation(1, {.num_workers = 1, .staleness = 2});
+  RandomBatch const batch(1);
+  for (std::uint64_t step = 0; step < 3; ++step) client->start({step, 0}, batch.features);
+  EXPECT_THROW(client->start({3, 0}, batch.features), base::UsageError);
+  EXPECT_THROW(client->start({1, 0}, batch.features), base::UsageError);
+  client->drop({0, 0});
+  client->finish({0, 0});
+  EXPECT_EQ(client->num_in_flight(0), 2U);
+  client->start({3, 0}, batch.features);
+  client->wait({3, 0});
+  EXPECT_TRUE(client->is_ready({3, 0}));
+}
+
+TEST(EmbeddingClient, ABatchEndsOnce) {
+  Servers servers(2);
+  auto const client = connect(servers);
+  client->begin_generation(1, {.num_workers = 1});
+  RandomBatch const batch(1);
+  std::vector<EmbeddingClient::Gradients> const none(2);
+  EXPECT_THROW(client->finish({0, 0}), base::UsageError);
+  client->start({0, 0}, batch.features);
+  EXPECT_THROW(client->return_gradients({0, 0}, none), base::UsageError) << "the rows have not come";
+  client->wait({0, 0});
+  client->return_gradients({0, 0}, none);
+  EXPECT_THROW(client->return_gradients({0, 0}, none), base::UsageError);
+  EXPECT_THROW(client->drop({0, 0}), base::UsageError);
+  client->finish({0, 0});
+  EXPECT_THROW(client->wait({0, 0}), base::UsageError);
+  client->drop({1, 0});  // A batch that was never started, such as one of a worker without data.
+  client->finish({1, 0});
+  for (auto const& status : client->status()) {
+    EXPECT_EQ(status.num_applied, 2U);
+    EXPECT_EQ(status.voids, 1U);
+  }
+}
+
+TEST(EmbeddingClient, AMissingPartIsATimeoutThatNamesTheServer) {
+  Servers servers(1);
+  auto const client = connect(servers, std::chrono::milliseconds(100));
+  client->begin_generation(1, {.num_workers = 2});
+  RandomBatch const batch(1);
+  client->start({0, 0}, batch.features);
+  client->wait({0, 0});
+  client->return_gradients({0, 0}, std::vector<EmbeddingClient::Gradients>(2));
+  client->finish({0, 0});
+  client->start({1, 0}, batch.features);
+  EXPECT_FALSE(client->is_ready({1, 0}));
+  try {
+    client->wait({1, 0});
+    FAIL() << "worker 1 sent nothing";
+  } catch (base::OperationError const& error) {
+    EXPECT_EQ(error.status().code(), base::StatusCode::kTimeout);
+    EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows within 100 ms"), 0U)
+        << error.what();
+  }
+}
+
+TEST(EmbeddingClient, TablesThatDifferAreAnErrorThatNamesTheServer) {
+  Servers servers(1);
+  auto const first = connect(servers);
+  std::vector<ServerEnd> ends;
+  ends.push_back({.name = "server 0 at ps:7000", .client = std::move(servers.connect()[0])});
+  auto other = two_tables();
+  other[1].options.dim = 8;
+  try {
+    EmbeddingClient const second(std::move(ends), other, kLong);
+    FAIL() << "they were taken";
+  } catch (RequestRefused const& refused) {
+    EXPECT_EQ(std::string(refused.what()).find("server 0 at ps:7000: the server has these tables"), 0U);
+  }
+  EXPECT_THROW(EmbeddingClient({}, two_tables(), kLong), base::UsageError);
+}
+
+}  // namespace
+}  // namespace headway::hybrid
