@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import get_args
 
 from headway.cli.one_line_parser import OneLineParser
+from headway.config_files import ConfigError
 from headway.embedding import CheckpointError
 from headway.serving.grm import export_grm
 from headway.serving.package import Bucket, PackageError
 from headway.training.checkpoints import TrainingCheckpointError
-from headway.training.config import ConfigError
 from headway.training.train_step import DType
 
 

@@ -8,9 +8,9 @@
     result = Trainer(TrainingConfig.load("grm.toml"), model=my_model).run()
 """
 
+from headway.config_files import ConfigError
 from headway.training.config import (
     CheckpointConfig,
-    ConfigError,
     DataConfig,
     ModelConfig,
     OptimizerConfig,

@@ -28,8 +28,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from headway.config_files import ConfigError
 from headway.data.budget_reader import Budget
-from headway.training.config import ConfigError
 from headway.training.trial_passes import PassMemoryError, TrialPasses
 
 _MIN_GAIN = 0.01

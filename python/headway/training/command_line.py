@@ -22,10 +22,11 @@ from headway.cli.one_line_parser import OneLineParser
 from headway.comm.initialization import init
 from headway.comm.launchers import adopt_launcher_environment
 from headway.comm.rank_processes import RankFailedError, run_ranks
+from headway.config_files import ConfigError
 from headway.data import DataError
 from headway.evaluation import LabelQuality
 from headway.training.checkpoints import TrainingCheckpointError
-from headway.training.config import ConfigError, TrainingConfig
+from headway.training.config import TrainingConfig
 from headway.training.progress import TrainingResult
 from headway.training.train_step import LossError
 from headway.training.trainer import BatchMemoryError, Trainer, format_ranks

@@ -6,15 +6,14 @@ Each section of the file is a dataclass below. An unknown key is an error that n
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from headway.config_files import ConfigError, build_config, read_toml
 from headway.data.order import Order
 from headway.data.parquet import OnBadFile, TooLong
 from headway.data.reader import NUM_STREAMS
@@ -25,10 +24,6 @@ from headway.nn.grm import GRMConfig
 from headway.parallel.balance.plan import BalancePlan, Planner
 
 DEFAULT_BATCH = 64
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, of a wrong type, or contradicts another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,10 +264,7 @@ class TrainingConfig:
             ConfigError: the file cannot be read, or a setting is wrong. The message names file and key.
         """
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+        values = read_toml(path)
         for change in changes:
             _apply(values, change)
         try:
@@ -288,7 +280,7 @@ class TrainingConfig:
         Raises:
             ConfigError: a setting is wrong.
         """
-        config: TrainingConfig = _build(cls, values, "")
+        config: TrainingConfig = build_config(cls, values)
         config._check()
         return config
 
@@ -432,57 +424,6 @@ def _apply(values: dict[str, Any], change: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"{key}: {name} is a value, not a section")
     values[names[-1]] = value
-
-
-def _build(kind: Any, values: Any, path: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path or 'the file'} is {values!r}, not a section")
-    hints = get_type_hints(kind)
-    known = {each.name: each for each in fields(kind)}
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f": did you mean {_key(path, near[0])}?" if near else f"; there are {', '.join(known)}"
-            raise ConfigError(f"unknown key {_key(path, name)}{hint}")
-    arguments = {}
-    for name, each in known.items():
-        if name in values:
-            arguments[name] = _convert(hints[name], values[name], _key(path, name))
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError(f"{_key(path, name)} is missing")
-    return kind(**arguments)
-
-
-def _key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Converts a value of TOML to the type of a field."""
-    if is_dataclass(hint):
-        return _build(hint, value, path)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        if value is None:
-            return None
-        (inner,) = (each for each in arguments if each is not NoneType)
-        return _convert(inner, value, path)
-    if origin is Literal:
-        if value not in arguments:
-            raise ConfigError(f"{path} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise ConfigError(f"{path} has {len(arguments)} values, not {len(value)}")
-        return tuple(_convert(arguments[0], each, path) for each in value)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {str(name): _convert(arguments[1], each, f"{path}.{name}") for name, each in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(hint, type) or type(value) is not hint:
-        name = getattr(hint, "__name__", str(hint)) if origin is None else "a list" if origin is tuple else "a table"
-        raise ConfigError(f"{path} must be {name}, not {value!r}")
-    return value
 
 
 def _plain(value: Any) -> Any:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headway.config_files import ConfigError
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
-from headway.training.config import ConfigError
 from headway.training.trial_passes import TrialPasses, join_batches, make_samples
 
 _TOLERANCE = 0.002  #: Relative. Sums in float32 differ by less than 1e-5.

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headway.config_files import ConfigError
 from headway.evaluation import LabelQuality
-from headway.training.config import ConfigError
 from headway.training.progress import Progress
 
 _FIGURES = ("tokens_per_s", "flops_per_s", "input_wait", "idle", "exchange_wait", "rows", "evictions", "truncated")

@@ -38,6 +38,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from headway.config_files import ConfigError
 from headway.data.budget_reader import BudgetReader
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
@@ -45,7 +46,7 @@ from headway.evaluation import LabelQuality
 from headway.nn.grm import GRM
 from headway.parallel.balance import BalancedSteps
 from headway.training.checkpoints import Checkpoints, Manifest
-from headway.training.config import ConfigError, TrainingConfig
+from headway.training.config import TrainingConfig
 from headway.training.device_memory import is_out_of_memory
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (

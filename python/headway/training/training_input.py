@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headway.config_files import ConfigError
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position
 from headway.parallel.balance.step_sources import CHUNK_SAMPLES
-from headway.training.config import DEFAULT_BATCH, ConfigError, TrainingConfig
+from headway.training.config import DEFAULT_BATCH, TrainingConfig
 
 
 class TrainingInput:

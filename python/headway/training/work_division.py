@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headway.config_files import ConfigError
 from headway.data.budget_reader import Budget
 from headway.data.reader import Position, StepBatch
 from headway.parallel.balance import (
@@ -22,7 +23,7 @@ from headway.parallel.balance import (
     StepBudget,
 )
 from headway.training.budget_tuning import tune_budget
-from headway.training.config import ConfigError, TrainingConfig
+from headway.training.config import TrainingConfig
 from headway.training.device_memory import DeviceMemory, ranks_of_host
 from headway.training.parity import expect_additive
 from headway.training.sample_cost import measure_cost
