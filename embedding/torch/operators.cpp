@@ -13,8 +13,8 @@
 
 #include "devices.hpp"
 #include "headway/base/status.hpp"
+#include "headway/embedding/table_settings.hpp"
 #include "lookup_registry.hpp"
-#include "table_settings.hpp"
 #include "tensor_lookup.hpp"
 #include "tensor_table.hpp"
 
@@ -77,7 +77,7 @@ TablePtr make_table(std::int64_t dim, std::string const& initializer, double fir
       .min_count = static_cast<std::uint32_t>(min_count),
       .thread_pool = device.is_cpu() ? std::make_shared<base::ThreadPool>(static_cast<int>(num_threads)) : nullptr};
   auto const resolved = resolve(device);
-  return c10::make_intrusive<TensorTable>(options_of(settings, resolved), resolved);
+  return c10::make_intrusive<TensorTable>(options_of(settings, resolved.is_cpu()), resolved);
 }
 
 /// Imports the records of a table that a rank owns: first rows, then pending keys, which are counted but have no row

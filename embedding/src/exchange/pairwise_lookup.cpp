@@ -166,8 +166,8 @@ PairwiseLookup::BatchPtr PairwiseLookup::begin(std::uint64_t version, std::span<
   auto const& read = *found->second;
   std::vector<std::size_t> dims;
   for (auto const& table : read.tables) dims.push_back(table.rows->dim());
-  BatchPtr batch(new Batch({device_, features, read.merged_of, dims, static_cast<std::uint32_t>(size_)}, version,
-                           unfinished_));
+  BatchPtr batch(
+      new Batch({device_, features, read.merged_of, dims, static_cast<std::uint32_t>(size_)}, version, unfinished_));
   for (int rank = 0; rank < size_; ++rank) {
     if (rank != rank_) ask(*batch, rank, num_begun_);
   }

@@ -3,9 +3,9 @@
 // The lookup of a collection for Python: headway._embedding.TableLookup.
 
 #include "devices.hpp"
+#include "headway/embedding/table_settings.hpp"
 #include "lookup_registry.hpp"
 #include "python_types.hpp"
-#include "table_settings.hpp"
 #include "tensor_lookup.hpp"
 
 #include <pybind11/stl.h>

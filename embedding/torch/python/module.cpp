@@ -9,10 +9,10 @@
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
+#include "headway/embedding/table_settings.hpp"
 #include "interpreter.hpp"
 #include "process_group/rank_buffers.hpp"
 #include "python_types.hpp"
-#include "table_settings.hpp"
 #include "tensor_deduplicator.hpp"
 #include "tensor_table.hpp"
 #include "tensors.hpp"
@@ -80,7 +80,7 @@ c10::intrusive_ptr<TensorTable> make_table(std::size_t dim, Initializer const& i
                                .max_pending = max_pending,
                                .hot_count = hot_count,
                                .thread_pool = thread_pool.pool};
-  return c10::make_intrusive<TensorTable>(options_of(settings, resolve(device)), resolve(device));
+  return c10::make_intrusive<TensorTable>(options_of(settings, resolve(device).is_cpu()), resolve(device));
 }
 
 std::map<std::string, std::size_t> size(TensorTable const& table) {

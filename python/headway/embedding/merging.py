@@ -22,6 +22,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -81,6 +82,15 @@ class MergedTable:
         Raises:
             ValueError: a limit is out of range for one rank.
         """
+        try:
+            return _embedding.Table(
+                **self.settings(seed=seed, num_ranks=num_ranks), thread_pool=thread_pool, device=device
+            )
+        except ValueError as error:
+            raise ValueError(f"table {self.name} of {num_ranks} ranks: {error}") from error
+
+    def settings(self, *, seed: int, num_ranks: int) -> dict[str, Any]:
+        """Returns arguments of ``_embedding.Table`` for one of ``num_ranks`` shards: all but threads and device."""
         config = self.config
         max_rows = _share(config.max_rows, num_ranks)
         eviction = config.eviction
@@ -88,24 +98,19 @@ class MergedTable:
         def rows_at(fraction: float) -> int | None:
             return None if max_rows is None else int(max_rows * fraction)
 
-        try:
-            return _embedding.Table(
-                dim=config.dim,
-                initializer=config.initializer.build(seed),
-                optimizer=config.optimizer.build(),
-                max_rows=max_rows,
-                eviction="none" if eviction is None else eviction.policy,
-                high_water=None if eviction is None else rows_at(eviction.high_water),
-                low_water=None if eviction is None else rows_at(eviction.low_water),
-                time_to_live=config.time_to_live,
-                min_count=config.min_count,
-                max_pending=MOST_PENDING if config.max_pending is None else _share(config.max_pending, num_ranks),
-                hot_count=config.hot_count,
-                thread_pool=thread_pool,
-                device=device,
-            )
-        except ValueError as error:
-            raise ValueError(f"table {self.name} of {num_ranks} ranks: {error}") from error
+        return {
+            "dim": config.dim,
+            "initializer": config.initializer.build(seed),
+            "optimizer": config.optimizer.build(),
+            "max_rows": max_rows,
+            "eviction": "none" if eviction is None else eviction.policy,
+            "high_water": None if eviction is None else rows_at(eviction.high_water),
+            "low_water": None if eviction is None else rows_at(eviction.low_water),
+            "time_to_live": config.time_to_live,
+            "min_count": config.min_count,
+            "max_pending": MOST_PENDING if config.max_pending is None else _share(config.max_pending, num_ranks),
+            "hot_count": config.hot_count,
+        }
 
 
 def _share(limit: int | None, num_ranks: int) -> int | None:

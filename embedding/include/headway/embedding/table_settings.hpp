@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/thread_pool.hpp"
+#include "headway/embedding/features.hpp"
 #include "headway/embedding/sharded_table.hpp"
-#include "torch_headers.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -28,8 +30,9 @@ struct TableSettings {
   std::shared_ptr<base::ThreadPool> thread_pool{};
 };
 
+/// @param is_on_host for a CPU table; false: for one on a CUDA device
 /// @throws base::UsageError if a name is unknown; likewise below
-[[nodiscard]] TableOptions options_of(TableSettings const& settings, at::Device device);
+[[nodiscard]] TableOptions options_of(TableSettings const& settings, bool is_on_host);
 /// @param name constant, uniform (from `first` to `second`) or normal (mean `first`, deviation `second`)
 [[nodiscard]] Initializer initializer_of(std::string const& name, double first, double second, std::uint64_t seed);
 /// @param name sgd, adagrad, row_wise_adagrad, adam or row_wise_adam

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "table_settings.hpp"
+#include "headway/embedding/table_settings.hpp"
 
 #include "headway/base/status.hpp"
 
@@ -30,33 +30,33 @@ std::size_t rows_or_unlimited(std::optional<std::size_t> rows) { return rows.val
 /// Default of `eviction_batch`. A CPU table evicts a few rows per step from its queues. An eviction that scans all rows
 /// should be rare, so it goes down to the low water at once: on a device, and if expiry changes the order of eviction.
 /// Example: a CPU table with "lru" evicts 128 rows at a time; a table on a device evicts all rows above the low water.
-std::size_t default_eviction_batch(at::Device device, EvictionPolicy policy, std::uint32_t time_to_live) {
+std::size_t default_eviction_batch(bool is_on_host, EvictionPolicy policy, std::uint32_t time_to_live) {
   constexpr std::size_t kFewRows = 128;
   bool const expires_by_count = policy == EvictionPolicy::kLeastFrequentlyUsed && time_to_live > 0;
-  return device.is_cpu() && !expires_by_count ? kFewRows : TableOptions::kUnlimited;
+  return is_on_host && !expires_by_count ? kFewRows : TableOptions::kUnlimited;
 }
 
 }  // namespace
 
-TableOptions options_of(TableSettings const& settings, at::Device device) {
+TableOptions options_of(TableSettings const& settings, bool is_on_host) {
   static Names<EvictionPolicy> const policies{{"none", EvictionPolicy::kNone},
                                               {"lru", EvictionPolicy::kLeastRecentlyUsed},
                                               {"lfu", EvictionPolicy::kLeastFrequentlyUsed}};
   auto const policy = named(policies, settings.eviction, "eviction");
-  return {
-      .dim = settings.dim,
-      .initializer = settings.initializer,
-      .optimizer = settings.optimizer,
-      .max_rows = rows_or_unlimited(settings.max_rows),
-      .eviction = policy,
-      .high_water = rows_or_unlimited(settings.high_water),
-      .low_water = rows_or_unlimited(settings.low_water),
-      .eviction_batch = settings.eviction_batch.value_or(default_eviction_batch(device, policy, settings.time_to_live)),
-      .time_to_live = settings.time_to_live,
-      .min_count = settings.min_count,
-      .max_pending = rows_or_unlimited(settings.max_pending),
-      .hot_count = settings.hot_count,
-      .thread_pool = settings.thread_pool};
+  return {.dim = settings.dim,
+          .initializer = settings.initializer,
+          .optimizer = settings.optimizer,
+          .max_rows = rows_or_unlimited(settings.max_rows),
+          .eviction = policy,
+          .high_water = rows_or_unlimited(settings.high_water),
+          .low_water = rows_or_unlimited(settings.low_water),
+          .eviction_batch =
+              settings.eviction_batch.value_or(default_eviction_batch(is_on_host, policy, settings.time_to_live)),
+          .time_to_live = settings.time_to_live,
+          .min_count = settings.min_count,
+          .max_pending = rows_or_unlimited(settings.max_pending),
+          .hot_count = settings.hot_count,
+          .thread_pool = settings.thread_pool};
 }
 
 Initializer initializer_of(std::string const& name, double first, double second, std::uint64_t seed) {
