@@ -3,6 +3,7 @@
 // Features of batches at several servers: with a staleness of 0 it learns as a ShardedTable does.
 
 #include "headway/hybrid/embedding_client.hpp"
+
 #include "server_fixture.hpp"
 
 #include <gtest/gtest.h>
@@ -95,9 +96,10 @@ TEST(EmbeddingClient, LearnsAsATableOfOneProcess) {
         gradients.push_back(gradients_of(rows));
       }
       bool const has_second = step % 3 != 0;
-      client->return_gradients({step, 0}, std::vector<EmbeddingClient::Gradients>{
-                                              {.rate = 0.1, .values = gradients[0]},
-                                              {.rate = 0.1, .values = has_second ? gradients[1] : std::vector<float>()}});
+      client->return_gradients({step, 0},
+                               std::vector<EmbeddingClient::Gradients>{
+                                   {.rate = 0.1, .values = gradients[0]},
+                                   {.rate = 0.1, .values = has_second ? gradients[1] : std::vector<float>()}});
       client->finish({step, 0});
       std::vector<std::span<float const>> values{gradients[0], {}};
       if (has_second) values[1] = gradients[1];
@@ -175,7 +177,7 @@ TEST(EmbeddingClient, AMissingPartIsATimeoutThatNamesTheServer) {
     FAIL() << "worker 1 sent nothing";
   } catch (base::OperationError const& error) {
     EXPECT_EQ(error.status().code(), base::StatusCode::kTimeout);
-    EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows within 100 ms"), 0U)
+    EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows came within 100 ms"), 0U)
         << error.what();
   }
 }

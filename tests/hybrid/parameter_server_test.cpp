@@ -130,6 +130,22 @@ TEST_F(ParameterServerTest, AnOlderGenerationIsVoid) {
   EXPECT_EQ(read(5), -1);
 }
 
+TEST_F(ParameterServerTest, ALaterGenerationMayBeginAtAnEarlierStep) {
+  begin(1, 16);
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    worker(0).start(step, Ids{5});
+    EXPECT_EQ(worker(0).rows(step).size(), 1U);
+    worker(0).finish(step, std::vector<float>{-1}, 1);
+  }
+  client().begin_generation(2, {.num_workers = 1, .staleness = 0, .first_step = 1});
+  TestWorker again(*servers_, 0, 2, 1);
+  for (std::uint64_t step = 1; step < 3; ++step) {
+    again.start(step, Ids{5, 6});
+    EXPECT_EQ(again.rows(step).at(0), static_cast<float>(step + 2));
+    again.finish(step, std::vector<float>{-1, -1}, 1);
+  }
+}
+
 TEST_F(ParameterServerTest, MistakesAreErrorsThatNameTheBatchAndTheServerGoesOn) {
   begin(2, 0);
   PartValues const none{};

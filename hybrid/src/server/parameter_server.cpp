@@ -168,7 +168,9 @@ void ParameterServer::begin_generation(Request& request) {
 
 void ParameterServer::begin_table_step() {
   auto const oldest = static_cast<std::uint32_t>(ledger_->num_applied());
-  for (auto const& table : tables_) table->begin_step(oldest + ledger_->options().staleness, oldest);
+  // Steps of a table never go back, and those of a later generation may.
+  table_step_ = std::max(table_step_, oldest + ledger_->options().staleness);
+  for (auto const& table : tables_) table->begin_step(table_step_, oldest);
 }
 
 void ParameterServer::look_up(Request& request) {

@@ -19,7 +19,6 @@
 #include "headway/hybrid/embedding_client.hpp"
 
 #include "headway/base/status.hpp"
-#include "headway/comm/endpoint.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -32,6 +31,9 @@ using embedding::RoutedBatch;
 
 namespace {
 
+/// Time after which a wait calls WhileWaiting.
+constexpr std::chrono::milliseconds kTick(100);
+
 std::string name_of(BatchId batch) {
   return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
 }
@@ -39,10 +41,10 @@ std::string name_of(BatchId batch) {
 }  // namespace
 
 struct EmbeddingClient::Batch {
-  std::optional<RoutedBatch> keys;                ///< None for a void notice without a lookup.
-  std::vector<Requester::CallPtr> lookups{};      ///< (servers) Null once their rows are here.
+  std::optional<RoutedBatch> keys;            ///< None for a void notice without a lookup.
+  std::vector<Requester::CallPtr> lookups{};  ///< (servers) Null once their rows are here.
   bool has_rows = false;
-  std::vector<Requester::CallPtr> parts{};        ///< (servers) Parts or void notices; empty before.
+  std::vector<Requester::CallPtr> parts{};  ///< (servers) Parts or void notices; empty before.
 };
 
 template <class Call>
@@ -87,7 +89,9 @@ void EmbeddingClient::begin_generation(std::uint64_t generation, StepLedger::Opt
   staleness_ = options.staleness;
 }
 
-EmbeddingClient::Batch& EmbeddingClient::at(BatchId batch) { return const_cast<Batch&>(std::as_const(*this).at(batch)); }
+EmbeddingClient::Batch& EmbeddingClient::at(BatchId batch) {
+  return const_cast<Batch&>(std::as_const(*this).at(batch));
+}
 
 EmbeddingClient::Batch const& EmbeddingClient::at(BatchId batch) const {
   auto const found = batches_.find({batch.worker, batch.step});
@@ -122,8 +126,8 @@ void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> f
   auto& entry = *batches_.emplace(std::pair(batch.worker, batch.step), std::move(made)).first->second;
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto const keys = keys_of(*entry.keys, server);
-    entry.lookups.push_back(at_server(
-        server, [&](ServerClient& client) { return client.start_lookup(generation_, batch, keys); }));
+    entry.lookups.push_back(
+        at_server(server, [&](ServerClient& client) { return client.start_lookup(generation_, batch, keys); }));
   }
 }
 
@@ -139,7 +143,23 @@ bool EmbeddingClient::is_ready(BatchId batch) {
   return true;
 }
 
-void EmbeddingClient::wait(BatchId batch) {
+Reply EmbeddingClient::await(ServerClient& client, Requester::Call& call, comm::Deadline until,
+                             WhileWaiting const& while_waiting, std::string const& missing) const {
+  using std::chrono::milliseconds;
+  for (;;) {
+    auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
+    auto reply = client.requester().wait(call, std::clamp(left, milliseconds(1), kTick));
+    if (reply && reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+    if (reply) return std::move(*reply);
+    if (comm::Clock::now() >= until) {
+      throw base::OperationError(
+          {base::StatusCode::kTimeout, missing + " within " + std::to_string(timeout_.count()) + " ms"});
+    }
+    if (while_waiting) while_waiting();
+  }
+}
+
+void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   if (entry.has_rows) return;
   base::expects(entry.keys.has_value() && entry.parts.empty(), name_of(batch) + ": it is void");
@@ -147,15 +167,10 @@ void EmbeddingClient::wait(BatchId batch) {
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     if (entry.lookups[server] == nullptr) continue;
     at_server(server, [&](ServerClient& client) {
-      auto const left = std::chrono::ceil<std::chrono::milliseconds>(until - comm::Clock::now());
-      auto const rows =
-          client.wait_rows(*entry.lookups[server], std::max(left, std::chrono::milliseconds(1)));
-      if (!rows) {
-        throw base::OperationError(
-            {base::StatusCode::kTimeout, name_of(batch) + ": no rows within " + std::to_string(timeout_.count()) +
-                                             " ms. Parts of other workers may be missing"});
-      }
-      take_rows(*entry.keys, server, *rows);
+      auto const reply = await(client, *entry.lookups[server], until, while_waiting, name_of(batch) + ": no rows came");
+      std::span<float const> const rows(reinterpret_cast<float const*>(reply.body.data()),
+                                        reply.body.size() / sizeof(float));
+      take_rows(*entry.keys, server, rows);
     });
     entry.lookups[server] = nullptr;
   }
@@ -218,11 +233,17 @@ void EmbeddingClient::drop(BatchId batch) {
   }
 }
 
-void EmbeddingClient::finish(BatchId batch) {
+void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   base::expects(!entry.parts.empty(), name_of(batch) + ": it has no gradients, and is not void");
+  auto const until = comm::deadline_after(timeout_);
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    at_server(server, [&](ServerClient& client) { client.finish(*entry.parts[server]); });
+    if (entry.parts[server] == nullptr) continue;  // Taken, before an exception of another server.
+    at_server(server, [&](ServerClient& client) {
+      static_cast<void>(
+          await(client, *entry.parts[server], until, while_waiting, name_of(batch) + ": its gradients were not taken"));
+    });
+    entry.parts[server] = nullptr;
   }
   batches_.erase({batch.worker, batch.step});
 }

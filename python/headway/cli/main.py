@@ -143,6 +143,16 @@ def _run_load(arguments: list[str]) -> int:
     return load(arguments)
 
 
+def _run_hybrid(arguments: list[str]) -> int:
+    try:
+        _load_package()
+        from headway.cli.hybrid import main as hybrid
+    except ImportError as error:
+        print(f"headway hybrid: {_one_line(error)}. `headway doctor` says what is missing.", file=sys.stderr)
+        return 1
+    return hybrid(arguments)
+
+
 def _run_doctor(arguments: list[str]) -> int:
     from headway.cli.doctor import main as doctor
 
@@ -177,6 +187,7 @@ _COMMANDS = {
     "doctor": (_run_doctor, "what this host offers, what Headway uses of it, what to fix"),
     "demo": (_run_demo, "DLRM inference with and without lag; table, plots and report"),
     "train": (_run_train, "train a generative recommender; without CONFIG.toml a small one on generated logs"),
+    "hybrid": (_run_hybrid, "train with parameter servers: run a job, one role of it, or show its state"),
     "export": (_run_export, "write a checkpoint of `headway train` as a package for serving"),
     "serve": (_run_serve, "serve a package over gRPC"),
     "load": (_run_load, "drive load at a server, and print latencies"),

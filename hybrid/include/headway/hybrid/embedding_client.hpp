@@ -2,12 +2,14 @@
 #pragma once
 
 #include "headway/base/thread_pool.hpp"
+#include "headway/comm/endpoint.hpp"
 #include "headway/embedding/routed_batch.hpp"
 #include "headway/embedding/sharded_table.hpp"
 #include "headway/hybrid/server_client.hpp"
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -45,13 +47,16 @@ class EmbeddingClient {
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options);
 
   /// Sends the keys of a batch to their owners. Does not wait. The features may be freed afterwards.
-  /// @throws base::UsageError if the batch exists, staleness + 1 batches of the worker are in flight, lengths do not add
+  /// @throws base::UsageError if the batch exists, staleness + 1 batches of the worker are in flight, lengths do not
+  /// add
   ///   up to the ids, or a feature names a table that is not there
   void start(BatchId batch, std::span<embedding::Feature const> features);
   /// Have all rows come? Does not wait.
   [[nodiscard]] bool is_ready(BatchId batch);
+  /// Called about every 100 ms in waits; its exceptions pass through.
+  using WhileWaiting = std::function<void()>;
   /// Waits for the rows. Servers hold them back until the staleness allows.
-  void wait(BatchId batch);
+  void wait(BatchId batch, WhileWaiting const& while_waiting = {});
   [[nodiscard]] std::size_t num_bags(BatchId batch, std::size_t merged) const;
   /// Writes the embeddings of a merged table. See RoutedBatch::expand(). @param out (bags, dim)
   void expand(BatchId batch, std::size_t merged, std::span<float> out);
@@ -68,7 +73,7 @@ class EmbeddingClient {
   /// Sends void notices instead. Also for a batch whose rows have not come, or that was never started.
   void drop(BatchId batch);
   /// Waits until all servers have taken the part or void notice of a batch, which ends there.
-  void finish(BatchId batch);
+  void finish(BatchId batch, WhileWaiting const& while_waiting = {});
   [[nodiscard]] std::size_t num_in_flight(std::uint32_t worker) const;
 
   /// Reads embeddings without insertion or count, whatever the steps. Waits.
@@ -86,6 +91,10 @@ class EmbeddingClient {
   [[nodiscard]] Batch const& at(BatchId batch) const;
   /// Keys of a server.
   [[nodiscard]] std::vector<KeyList> keys_of(embedding::RoutedBatch const& batch, std::size_t server) const;
+  /// Waits for the answer to a call until `until`.
+  /// @throws base::OperationError that says what is missing, when that time passes
+  [[nodiscard]] Reply await(ServerClient& client, Requester::Call& call, comm::Deadline until,
+                            WhileWaiting const& while_waiting, std::string const& missing) const;
   /// Copies the rows of a server into the batch. @throws base::OperationError if they are of another size
   void take_rows(embedding::RoutedBatch& batch, std::size_t server, std::span<float const> rows);
   /// Runs `call` for a server; its errors name the server.

@@ -73,6 +73,7 @@ class ParameterServer {
   std::vector<std::unique_ptr<embedding::Table>> tables_;
   std::uint64_t generation_ = 0;
   std::optional<StepLedger> ledger_;  ///< None: no generation has begun.
+  std::uint32_t table_step_ = 0;      ///< Last step given to Table::begin_step().
   std::map<BatchKey, Batch> batches_;
   std::map<BatchKey, HeldLookup> held_;
   ServerStatus counts_;

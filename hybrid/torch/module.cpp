@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// headway._hybrid: lookups at parameter servers for Python. See python/headway/_hybrid.pyi for its types.
+//
+// Arrays are those of numpy, which share memory with tensors on the CPU. Calls that wait or compute release the GIL.
+// Waits let signals interrupt them.
+
+#include "headway/base/thread_pool.hpp"
+#include "headway/comm/endpoint.hpp"
+#include "headway/comm/group_environment.hpp"
+#include "headway/comm/link.hpp"
+#include "headway/embedding/table_settings.hpp"
+#include "headway/hybrid/embedding_client.hpp"
+#include "torch_headers.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace headway::hybrid {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+using Ids = py::array_t<std::int64_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
+/// Name, table id, pooling, ids (K,), lengths (B,), weights (K,) or None.
+using FeatureTuple =
+    std::tuple<std::string, std::uint32_t, std::optional<std::string>, Ids, Ids, std::optional<Floats>>;
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::ceil<std::chrono::milliseconds>(Seconds(seconds));
+}
+
+/// Lets Ctrl-C and other signals of Python interrupt a wait.
+void check_signals() {
+  py::gil_scoped_acquire const with_gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+template <class Element>
+std::span<Element const> span_of(py::array_t<Element, py::array::c_style> const& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+/// Views of the tuples.
+std::vector<embedding::Feature> features_of(std::vector<FeatureTuple> const& tuples) {
+  std::vector<embedding::Feature> features;
+  for (auto const& [name, table, pooling, ids, lengths, weights] : tuples) {
+    embedding::Feature feature{.name = name,
+                               .table = table,
+                               .pooling = embedding::pooling_of(pooling),
+                               .ids = {ids.data(), static_cast<std::size_t>(ids.size())},
+                               .lengths = {lengths.data(), static_cast<std::size_t>(lengths.size())}};
+    if (weights) feature.weights = span_of(*weights);
+    features.push_back(feature);
+  }
+  return features;
+}
+
+Floats new_array(std::size_t rows, std::size_t columns) {
+  return Floats({static_cast<py::ssize_t>(rows), static_cast<py::ssize_t>(columns)});
+}
+
+/// Options of links to the servers of a job. @throws base::UsageError if the secret is missing
+comm::GroupOptions link_options(std::string const& job, double connect_timeout_s) {
+  comm::GroupOptions options;
+  options.name = job;
+  options.timeout = comm::kLongestTimeout;
+  options.connect_timeout = milliseconds_of(connect_timeout_s);
+  options.while_connecting = check_signals;
+  comm::read_group_environment(options);
+  base::expects(!options.secret.empty(),
+                "the secret of the job is in HEADWAY_GROUP_SECRET or HEADWAY_GROUP_SECRET_FILE, and both are missing");
+  return options;
+}
+
+ServerStatus query_status(std::string const& address, std::string const& job, double timeout_s) {
+  auto const options = link_options(job, timeout_s);
+  py::gil_scoped_release const without_gil;
+  return ServerClient(comm::dial(address, options), milliseconds_of(timeout_s)).status();
+}
+
+class PythonClient {
+ public:
+  PythonClient(std::vector<std::string> const& addresses, std::string const& job,
+               std::vector<embedding::TableSettings> const& settings,
+               std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
+               double timeout_s, double connect_timeout_s, int num_threads) {
+    base::expects(settings.size() == table_ids.size() && settings.size() == reads_zeros.size(),
+                  "table_ids and reads_zeros need one element for each table");
+    std::vector<embedding::MergedTable> tables;
+    for (std::size_t i = 0; i < settings.size(); ++i) {
+      tables.push_back({.options = embedding::options_of(settings[i], /*is_on_host=*/true),
+                        .tables = table_ids[i],
+                        .reads_unknown_as_zeros = reads_zeros[i]});
+      dims_.push_back(settings[i].dim);
+    }
+    auto const options = link_options(job, connect_timeout_s);
+    py::gil_scoped_release const without_gil;
+    std::vector<ServerEnd> servers;
+    for (auto const& address : addresses) {
+      auto link = comm::dial(address, options);
+      servers.push_back({.name = "parameter server " + std::to_string(servers.size()) + " at " + address,
+                         .client = std::make_unique<ServerClient>(std::move(link), milliseconds_of(timeout_s))});
+    }
+    client_ = std::make_unique<EmbeddingClient>(std::move(servers), std::move(tables), milliseconds_of(timeout_s),
+                                                std::make_shared<base::ThreadPool>(num_threads));
+  }
+
+  void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
+                        std::uint64_t first_step, bool is_exact) {
+    py::gil_scoped_release const without_gil;
+    client_->begin_generation(
+        generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact});
+  }
+
+  void start(std::uint64_t step, std::uint32_t worker, std::vector<FeatureTuple> const& tuples) {
+    auto const features = features_of(tuples);
+    py::gil_scoped_release const without_gil;
+    client_->start({step, worker}, features);
+  }
+
+  /// (bags, dim) of each merged table.
+  std::vector<Floats> wait(std::uint64_t step, std::uint32_t worker) {
+    {
+      py::gil_scoped_release const without_gil;
+      client_->wait({step, worker}, check_signals);
+    }
+    std::vector<Floats> embeddings;
+    for (std::size_t merged = 0; merged < dims_.size(); ++merged) {
+      embeddings.push_back(new_array(client_->num_bags({step, worker}, merged), dims_[merged]));
+      std::span<float> const out(embeddings.back().mutable_data(), static_cast<std::size_t>(embeddings.back().size()));
+      py::gil_scoped_release const without_gil;
+      client_->expand({step, worker}, merged, out);
+    }
+    return embeddings;
+  }
+
+  /// @param gradients (merged tables) rate, and (bags, dim) or None
+  void return_gradients(std::uint64_t step, std::uint32_t worker,
+                        std::vector<std::pair<double, std::optional<Floats>>> const& gradients) {
+    std::vector<EmbeddingClient::Gradients> views;
+    for (auto const& [rate, values] : gradients) {
+      views.push_back({.rate = rate, .values = values ? span_of(*values) : std::span<float const>()});
+    }
+    py::gil_scoped_release const without_gil;
+    client_->return_gradients({step, worker}, views);
+  }
+
+  void drop(std::uint64_t step, std::uint32_t worker) {
+    py::gil_scoped_release const without_gil;
+    client_->drop({step, worker});
+  }
+
+  void finish(std::uint64_t step, std::uint32_t worker) {
+    py::gil_scoped_release const without_gil;
+    client_->finish({step, worker}, check_signals);
+  }
+
+  std::vector<Floats> read(std::vector<FeatureTuple> const& tuples) {
+    auto const features = features_of(tuples);
+    std::optional<embedding::RoutedBatch> batch;
+    {
+      py::gil_scoped_release const without_gil;
+      batch.emplace(client_->read(features));
+    }
+    std::vector<Floats> embeddings;
+    for (std::size_t merged = 0; merged < dims_.size(); ++merged) {
+      auto& made = embeddings.emplace_back(new_array(batch->num_bags(merged), dims_[merged]));
+      batch->expand(merged, {made.mutable_data(), static_cast<std::size_t>(made.size())});
+    }
+    return embeddings;
+  }
+
+  void end_at(std::uint64_t step) {
+    py::gil_scoped_release const without_gil;
+    client_->end_at(step);
+  }
+
+  std::vector<ServerStatus> status() {
+    py::gil_scoped_release const without_gil;
+    return client_->status();
+  }
+
+ private:
+  std::vector<std::size_t> dims_;
+  std::unique_ptr<EmbeddingClient> client_;
+};
+
+embedding::TableSettings make_settings(std::size_t dim, embedding::Initializer const& initializer,
+                                       kernels::OptimizerOptions const& optimizer, std::optional<std::size_t> max_rows,
+                                       std::string eviction, std::optional<std::size_t> high_water,
+                                       std::optional<std::size_t> low_water, std::uint32_t time_to_live,
+                                       std::uint32_t min_count, std::optional<std::size_t> max_pending,
+                                       std::uint32_t hot_count) {
+  return {.dim = dim,
+          .initializer = initializer,
+          .optimizer = optimizer,
+          .max_rows = max_rows,
+          .eviction = std::move(eviction),
+          .high_water = high_water,
+          .low_water = low_water,
+          .time_to_live = time_to_live,
+          .min_count = min_count,
+          .max_pending = max_pending,
+          .hot_count = hot_count};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_hybrid, module) {
+  // Initializer and OptimizerOptions are classes of this module.
+  py::module_::import("headway._embedding");
+  py::class_<embedding::TableSettings>(module, "TableSettings")
+      .def(py::init(&make_settings), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
+           py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
+           py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"));
+  py::class_<ServerStatus>(module, "ServerStatus")
+      .def_readonly("generation", &ServerStatus::generation)
+      .def_readonly("num_applied", &ServerStatus::num_applied)
+      .def_readonly("lookups", &ServerStatus::lookups)
+      .def_readonly("reads", &ServerStatus::reads)
+      .def_readonly("parts", &ServerStatus::parts)
+      .def_readonly("voids", &ServerStatus::voids)
+      .def_readonly("held", &ServerStatus::held)
+      .def_readonly("void_not_finite", &ServerStatus::void_not_finite)
+      .def_readonly("void_generation", &ServerStatus::void_generation)
+      .def_readonly("rows", &ServerStatus::rows)
+      .def_readonly("evicted", &ServerStatus::evicted)
+      .def_readonly("dropped_gradients", &ServerStatus::dropped_gradients)
+      .def_readonly("staleness", &ServerStatus::staleness);
+  module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
+  py::class_<PythonClient>(module, "EmbeddingClient")
+      .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
+                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&, double, double, int>(),
+           py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
+           py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"), py::arg("num_threads"))
+      .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
+           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"))
+      .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))
+      .def("wait", &PythonClient::wait, py::arg("step"), py::arg("worker"))
+      .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),
+           py::arg("gradients"))
+      .def("drop", &PythonClient::drop, py::arg("step"), py::arg("worker"))
+      .def("finish", &PythonClient::finish, py::arg("step"), py::arg("worker"))
+      .def("read", &PythonClient::read, py::arg("features"))
+      .def("end_at", &PythonClient::end_at, py::arg("step"))
+      .def("status", &PythonClient::status);
+}
+
+}  // namespace headway::hybrid

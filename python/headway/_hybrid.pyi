@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the extension for hybrid training; see hybrid/torch/module.cpp.
+
+Arrays are on the CPU, C-contiguous. Shapes: K ids and B lists of a feature; bags and dim of a merged table (tables of
+equal options that share storage).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from headway._embedding import Initializer, OptimizerOptions
+
+#: Name, table id, ``sum``, ``mean`` or None, ids (K,), lengths (B,), weights (K,) or None.
+Feature = tuple[
+    str, int, str | None, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None
+]
+
+class TableSettings:
+    def __init__(
+        self,
+        *,
+        dim: int,
+        initializer: Initializer,
+        optimizer: OptimizerOptions,
+        max_rows: int | None,
+        eviction: str,
+        high_water: int | None,
+        low_water: int | None,
+        time_to_live: int,
+        min_count: int,
+        max_pending: int | None,
+        hot_count: int,
+    ) -> None: ...
+
+class ServerStatus:
+    generation: int
+    num_applied: int
+    lookups: int
+    reads: int
+    parts: int
+    voids: int
+    held: int
+    void_not_finite: int
+    void_generation: int
+    rows: int
+    evicted: int
+    dropped_gradients: int
+    staleness: list[int]
+
+def query_status(address: str, *, job: str, timeout_s: float) -> ServerStatus: ...
+
+class EmbeddingClient:
+    def __init__(
+        self,
+        *,
+        addresses: Sequence[str],
+        job: str,
+        tables: Sequence[TableSettings],
+        table_ids: Sequence[Sequence[int]],
+        reads_zeros: Sequence[bool],
+        timeout_s: float,
+        connect_timeout_s: float,
+        num_threads: int,
+    ) -> None: ...
+    def begin_generation(
+        self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool
+    ) -> None: ...
+    def start(self, step: int, worker: int, features: Sequence[Feature]) -> None: ...
+    def wait(self, step: int, worker: int) -> list[npt.NDArray[np.float32]]: ...  # (bags, dim) of each merged table
+    def return_gradients(
+        self, step: int, worker: int, gradients: Sequence[tuple[float, npt.NDArray[np.float32] | None]]
+    ) -> None: ...
+    def drop(self, step: int, worker: int) -> None: ...
+    def finish(self, step: int, worker: int) -> None: ...
+    def read(self, features: Sequence[Feature]) -> list[npt.NDArray[np.float32]]: ...
+    def end_at(self, step: int) -> None: ...
+    def status(self) -> list[ServerStatus]: ...

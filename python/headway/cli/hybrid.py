@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``headway hybrid``: roles of a hybrid training, from one configuration file.
+
+``run`` starts and watches all roles on this host. ``ps`` becomes one parameter server, as Kubernetes, Slurm or systemd
+start it. ``status`` asks the servers for their state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway._hybrid import ServerStatus, query_status
+from headway.cli.built_programs import program_path
+from headway.cli.one_line_parser import OneLineParser
+from headway.config_files import ConfigError
+from headway.hybrid.config import HybridConfig
+
+_POLL_S = 0.1
+_END_S = 10.0  #: Time in which a role has to end after SIGTERM.
+_STATUS_TIMEOUT_S = 5.0
+_SECRET = "HEADWAY_GROUP_SECRET"
+
+
+@dataclasses.dataclass
+class _Role:
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = OneLineParser(prog="headway hybrid", description="trains with parameter servers")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    run = commands.add_parser("run", help="start and watch all roles on this host")
+    ps = commands.add_parser("ps", help="become one parameter server")
+    status = commands.add_parser("status", help="show the state of the servers")
+    for each in (run, ps, status):
+        each.add_argument("config", type=Path, help="TOML file")
+    run.add_argument("--workers", type=int, default=1, metavar="N", help="dense workers (default: 1)")
+    ps.add_argument("--index", type=int, required=True, help="of its address in servers.addresses")
+    ps.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
+    status.add_argument("--json", action="store_true", help="one JSON line per server")
+    run.usage = "headway hybrid run CONFIG.toml [--workers N] -- SCRIPT.py [argument ...]"
+    words = list(argv)
+    script = words[words.index("--") + 1 :] if "--" in words else []
+    options = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    try:
+        config = HybridConfig.load(options.config)
+    except ConfigError as error:
+        parser.error(str(error))
+    if options.command == "ps":
+        if not 0 <= options.index < len(config.servers.addresses):
+            parser.error(f"--index must be from 0 to {len(config.servers.addresses) - 1}, not {options.index}")
+        command = server_command(config, options.listen or config.servers.addresses[options.index])
+        os.execv(command[0], command)
+    if options.command == "status":
+        return _print_status(config, as_json=options.json)
+    if not script:
+        parser.error("run needs a script: headway hybrid run CONFIG.toml -- train.py")
+    if options.workers < 1:
+        parser.error(f"--workers must be from 1, not {options.workers}")
+    return _run(config, script, options.workers)
+
+
+def server_command(config: HybridConfig, address: str) -> list[str]:
+    """Returns the command of a server that listens at ``address``."""
+    return [
+        str(program_path("headway-ps")),
+        *("--address", address),
+        *("--job", config.job.name),
+        *("--threads", str(config.servers.threads)),
+        *("--max-request-mib", str(config.servers.max_request_mib)),
+        *("--strict", str(int(config.servers.strict))),
+    ]
+
+
+def _print_status(config: HybridConfig, *, as_json: bool) -> int:
+    """Prints a line for each server; returns 1 if one does not answer."""
+    result = 0
+    for index, address in enumerate(config.servers.addresses):
+        try:
+            status = query_status(address, job=config.job.name, timeout_s=_STATUS_TIMEOUT_S)
+        except (RuntimeError, ValueError) as error:
+            print(f"headway hybrid: server {index} at {address}: {' '.join(str(error).split())}", file=sys.stderr)
+            result = 1
+            continue
+        fields = {"server": index, "address": address, **_fields_of(status)}
+        if as_json:
+            print(json.dumps(fields))
+        else:
+            print("  ".join(f"{name} {value}" for name, value in fields.items()))
+    return result
+
+
+def _fields_of(status: ServerStatus) -> dict[str, Any]:
+    names = ("generation", "num_applied", "lookups", "reads", "parts", "voids", "held", "void_not_finite",
+             "void_generation", "rows", "evicted", "dropped_gradients", "staleness")  # fmt: skip
+    return {name: getattr(status, name) for name in names}
+
+
+def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
+    """Starts servers and dense workers; returns the exit status. The first role that fails ends all others."""
+    environ = dict(os.environ)
+    if _SECRET not in environ and f"{_SECRET}_FILE" not in environ:
+        environ[_SECRET] = secrets.token_hex(16)
+    is_ending = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal is_ending
+        is_ending = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    roles: list[_Role] = []
+    try:
+        if config.mode != "local":
+            for index, address in enumerate(config.servers.addresses):
+                process = subprocess.Popen(server_command(config, address), env=environ, stdout=subprocess.DEVNULL)
+                roles.append(_Role(f"parameter server {index} at {address}", process))
+        command = [sys.executable, *script]
+        if num_workers > 1:
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            command = [*torchrun, str(num_workers), *script]
+        workers = _Role("the dense workers", subprocess.Popen(command, env=environ))
+        roles.append(workers)
+        while not is_ending:
+            for role in roles:
+                status = role.process.poll()
+                if status is None:
+                    continue
+                if role is workers and status == 0:
+                    return 0
+                print(f"headway hybrid: {role.name} ended ({_described(status)})", file=sys.stderr, flush=True)
+                return status if status > 0 else 1
+            time.sleep(_POLL_S)
+        return 130
+    finally:
+        _end_all([role.process for role in roles])
+
+
+def _described(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + _END_S
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hybrid training: embedding tables that learn asynchronously within a bound, and a synchronous dense model.
+
+Rows are on parameter servers (``headway hybrid ps``). A lookup may lack the updates of the last ``staleness`` steps,
+and never more: servers hold its answer back. One model and loop run with any ``mode``.
+
+::
+
+    from headway import hybrid
+
+    tables = hybrid.connect("ctr.toml", tables=[...], features=[...])
+    for batch in hybrid.batches(tables, source):       # source yields hybrid.Batch
+        loss_of(model(tables(batch.features), batch.dense), batch.labels).backward()
+        dense.step()
+        tables.optimizer.step()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+
+from headway.config_files import ConfigError
+from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
+from headway.embedding.process_groups import GroupOrLocal
+from headway.hybrid.batches import Batch, batches
+from headway.hybrid.config import HybridConfig
+from headway.hybrid.tables import HybridBatch, HybridTables
+
+__all__ = ["Batch", "ConfigError", "HybridBatch", "HybridConfig", "HybridTables", "batches", "connect"]
+
+
+def connect(
+    config: HybridConfig | str | os.PathLike[str],
+    *,
+    tables: Iterable[TableConfig],
+    features: Iterable[FeatureConfig],
+    process_group: GroupOrLocal = None,
+    seed: int = 0,
+    num_threads: int | None = None,
+    device: torch.device | str = "cpu",
+) -> HybridTables | HashTableCollection:
+    """Connects this dense worker with the parameter servers. All dense workers call it together.
+
+    Args:
+        config: settings, or their file.
+        tables, features, process_group, seed, num_threads, device: see ``HybridTables``.
+    Returns:
+        with mode ``local`` a ``HashTableCollection`` with ``gradient_reduction="sum"``, else a ``HybridTables``.
+    Raises:
+        ConfigError: a setting is wrong.
+        ValueError: an argument is wrong, or the secret of the job is missing.
+        RuntimeError: a server cannot be reached, or has other tables. The message names it.
+    """
+    settings = config if isinstance(config, HybridConfig) else HybridConfig.load(os.fspath(config))
+    if settings.mode == "local":
+        return HashTableCollection(
+            tables=tables,
+            features=features,
+            process_group=process_group,
+            gradient_reduction="sum",
+            seed=seed,
+            num_threads=num_threads if torch.device(device).type == "cpu" else None,
+            device=device,
+        )
+    return HybridTables(
+        settings,
+        tables=tables,
+        features=features,
+        process_group=process_group,
+        seed=seed,
+        num_threads=num_threads,
+        device=device,
+    )

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookups ahead of the dense model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway.embedding import HashTableCollection
+from headway.embedding.features import columns_of, tensors_of
+from headway.hybrid.tables import HybridTables
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of a dense worker. B samples.
+
+    Attributes:
+        features: ids, as a collection takes them. ``batches()`` replaces them by a lookup that has begun.
+        dense: (B, ...) inputs of the dense model.
+        labels: (B, ...).
+    """
+
+    features: Any
+    dense: torch.Tensor
+    labels: torch.Tensor
+
+    def empty(self) -> Batch:
+        """Returns a batch without samples, of the same features and columns."""
+        columns = columns_of(self.features)
+        features = {}
+        for name in columns:
+            ids, lengths, weights = tensors_of(columns, name)
+            features[name] = (ids[:0], lengths[:0]) if weights is None else (ids[:0], lengths[:0], weights[:0])
+        return Batch(features, self.dense[:0], self.labels[:0])
+
+
+def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch]) -> Iterator[Batch]:
+    """Yields the batches of ``source`` with their lookups begun, at most ``staleness`` steps ahead.
+
+    A dense worker that runs out of batches gets empty ones until all have run out, since all make the same steps. The
+    caller makes one ``tables.optimizer.step()`` for each batch.
+
+    Raises:
+        ValueError: a worker has no batch at all.
+        RuntimeError: a server is lost. The message names it.
+    """
+    ahead: deque[Batch] = deque()
+    depth = tables.most_in_flight if isinstance(tables, HybridTables) else 1
+    following = _source_of_all_workers(tables, source)
+    while True:
+        while len(ahead) < depth and (batch := next(following, None)) is not None:
+            ahead.append(replace(batch, features=tables.begin(batch.features)))
+        if not ahead:
+            break
+        yield ahead.popleft()
+    if isinstance(tables, HybridTables):
+        tables.finish()
+
+
+def _source_of_all_workers(tables: HybridTables | HashTableCollection, source: Iterable[Batch]) -> Iterator[Batch]:
+    """Yields the batches of ``source``, then empty ones until all workers have run out."""
+    has_more = _agreement(tables)
+    empty: Batch | None = None
+    for batch in source:
+        has_more(True)
+        empty = batch.empty()
+        yield batch
+    while has_more(False):
+        if empty is None:
+            raise ValueError("this dense worker has no batch, and others have: give each at least one")
+        yield empty
+
+
+def _agreement(tables: HybridTables | HashTableCollection) -> Callable[[bool], bool]:
+    """Returns a function that tells whether any worker has a batch."""
+    group = tables.process_group
+    if group is None or tables.num_ranks == 1:
+        return lambda has_own: has_own
+
+    def any_has(has_own: bool) -> bool:
+        flag = torch.tensor(int(has_own), device="cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+        return bool(flag.item())
+
+    return any_has

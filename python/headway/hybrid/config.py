@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``HybridConfig``: the settings of a hybrid training, from TOML.
+
+::
+
+    mode = "hybrid"
+    staleness = 4
+
+    [job]
+    name = "ctr"
+
+    [servers]
+    addresses = ["ps-0.ps:7000", "ps-1.ps:7000"]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headway.config_files import ConfigError, build_config, read_toml
+
+Mode = Literal["local", "sync", "hybrid"]
+MOST_STALENESS = 1024  #: StepLedger::kMostStaleness.
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """The job.
+
+    Attributes:
+        name: peers of another job are refused. The secret of the job is in the environment, not in the file.
+        timeout_s: limit of each wait for a server.
+        connect_timeout_s: limit of the wait until a server listens.
+    """
+
+    name: str = "hybrid"
+    timeout_s: float = 120.0
+    connect_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersConfig:
+    """Parameter servers.
+
+    Attributes:
+        addresses: ``HOST:PORT`` of each. Their order decides which ids a server has.
+        threads: threads of a server's tables.
+        strict: a gradient that is not finite is an error, instead of a part that is dropped and counted.
+        max_request_mib: largest request in MiB.
+    """
+
+    addresses: tuple[str, ...] = ("127.0.0.1:7000",)
+    threads: int = 1
+    strict: bool = False
+    max_request_mib: int = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig:
+    """All settings.
+
+    Attributes:
+        mode: ``local`` has no servers: each dense worker has tables of its own process group. ``sync`` waits for the
+            updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
+        staleness: steps; with ``hybrid`` alone.
+        order: ``exact`` makes every read determined, for tests. It is slower.
+        job, servers: sections.
+    """
+
+    mode: Mode = "hybrid"
+    staleness: int = 4
+    order: Literal["free", "exact"] = "free"
+    job: JobConfig = field(default_factory=JobConfig)
+    servers: ServersConfig = field(default_factory=ServersConfig)
+
+    @classmethod
+    def load(cls, path: str | Path) -> HybridConfig:
+        """Reads a TOML file.
+
+        Raises:
+            ConfigError: the file cannot be read, or a setting is wrong. The message names file and key.
+        """
+        values = read_toml(Path(path))
+        try:
+            return cls.of(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> HybridConfig:
+        """Makes a config from nested dictionaries.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        config = build_config(cls, values)
+        if not 0 <= config.staleness <= MOST_STALENESS:
+            raise ConfigError(f"staleness must be from 0 to {MOST_STALENESS}, not {config.staleness}")
+        if config.mode != "hybrid" and "staleness" in values:
+            raise ConfigError(f'staleness contradicts mode = "{config.mode}": only "hybrid" has one')
+        if not config.servers.addresses:
+            raise ConfigError("servers.addresses is empty")
+        for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",
+                            config.job.connect_timeout_s), ("servers.threads", config.servers.threads),
+                            ("servers.max_request_mib", config.servers.max_request_mib)):  # fmt: skip
+            if not 0 < value < 1e9:
+                raise ConfigError(f"{name} must be above 0, not {value}")
+        return config
+
+    @property
+    def most_missing_steps(self) -> int:
+        """Steps whose updates a lookup may lack."""
+        return self.staleness if self.mode == "hybrid" else 0

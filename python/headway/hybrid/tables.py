@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``HybridTables``: embedding tables on parameter servers, with the interface of ``HashTableCollection``.
+
+Idea: lookups of coming batches are sent before the dense model gets to them, and the updates of past ones arrive
+meanwhile. Servers hold an answer back until the updates of all steps but the last ``staleness`` are in it.
+
+The life of a batch: ``begin()`` sends its ids, ``forward()`` waits for its embeddings, the backward pass keeps their
+gradients, and ``optimizer.step()`` sends them. At most ``staleness`` + 1 batches are in that state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headway._hybrid import EmbeddingClient, ServerStatus, TableSettings
+from headway.embedding.anchor import Anchor
+from headway.embedding.collection import is_recomputation
+from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
+from headway.embedding.features import Features, columns_of, tensors_of
+from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
+from headway.embedding.optimizer import TableOptimizer
+from headway.embedding.process_groups import GroupOrLocal, resolve_group
+from headway.hybrid.config import HybridConfig
+
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class HybridBatch:
+    """A batch whose lookup has begun. Pass it to ``HybridTables`` instead of the features.
+
+    Attributes:
+        step: its step.
+        num_bags: bags of each feature: its lists, or its ids without pooling.
+        gradients: (bags, dim) of each merged table, or None; from the backward pass.
+    """
+
+    step: int
+    num_bags: list[int]
+    gradients: list[Values | None] = field(default_factory=list)
+    is_looked_up: bool = False
+
+
+class HybridOptimizer(TableOptimizer):
+    """``TableOptimizer`` for tables on servers, where a step that a GradScaler skips is a void notice."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Sends the gradients of the oldest batch. With a GradScaler that found inf or NaN it sends void notices."""
+        if not bool(getattr(self, "found_inf", False)):
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        tables = self._tables()
+        assert isinstance(tables, HybridTables)
+        tables.skip()
+        return loss
+
+
+class _Expand(torch.autograd.Function):
+    """Gives the embeddings of a batch to autograd, and keeps their gradients in the batch."""
+
+    @staticmethod
+    def forward(context: Any, batch: HybridBatch, tables: HybridTables, *inputs: torch.Tensor) -> Any:
+        context.batch, context.tables = batch, tables
+        return tuple(inputs[: len(tables.features)])
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor | None) -> Any:
+        context.tables._keep_gradients(context.batch, gradients)
+        return (None,) * (2 + len(gradients) + len(context.tables.merged_tables))
+
+
+class HybridTables(nn.Module):
+    """Embedding tables whose rows are on parameter servers.
+
+    All dense workers of ``process_group`` construct it together, and each makes the same number of steps. A step looks
+    up one batch on each of them; a batch may be empty. Gradients of all workers are added (as with
+    ``gradient_reduction="sum"`` of ``HashTableCollection``), so a loss is a sum, divided by the number of terms over
+    all workers. Tables are on the CPU; inputs and embeddings are on ``device``.
+
+    Args:
+        config: addresses of the servers, mode and staleness.
+        tables: the tables. The first trainer gives them to the servers; a later difference is an error.
+        features: the features that are looked up in them.
+        process_group: the dense workers; None: the world group if there is one; ``LOCAL``: this process alone.
+        seed: seed of initial embeddings.
+        num_threads: threads that remove duplicates and add gradients; None: as many as torch has.
+        device: device of inputs and embeddings.
+    Raises:
+        ValueError: an argument is wrong, or the secret of the job is missing.
+        RuntimeError: a server cannot be reached, or has other tables. The message names it.
+    """
+
+    def __init__(
+        self,
+        config: HybridConfig,
+        *,
+        tables: Iterable[TableConfig],
+        features: Iterable[FeatureConfig],
+        process_group: GroupOrLocal = None,
+        seed: int = 0,
+        num_threads: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config, self.device = config, torch.device(device)
+        self.features = list(features)
+        self.merged_tables: list[MergedTable] = merge_tables(tables)
+        self.process_group = resolve_group(process_group)
+        self.rank = 0 if self.process_group is None else self.process_group.rank()
+        self.num_ranks = 1 if self.process_group is None else self.process_group.size()
+        self._of_table = self._assign_features()
+        addresses = config.servers.addresses
+        self._client = EmbeddingClient(
+            addresses=addresses,
+            job=config.job.name,
+            tables=[
+                TableSettings(**each.settings(seed=seed, num_ranks=len(addresses))) for each in self.merged_tables
+            ],
+            table_ids=[[table_id_of(table.name) for table in each.tables] for each in self.merged_tables],
+            reads_zeros=[each.config.unknown == "zeros" for each in self.merged_tables],
+            timeout_s=config.job.timeout_s,
+            connect_timeout_s=config.job.connect_timeout_s,
+            num_threads=torch.get_num_threads() if num_threads is None else num_threads,
+        )
+        #: Gradients of the backward passes since the last step that a GradScaler has not seen, by merged table.
+        self._unseen: list[list[Values]] = [[] for _ in self.merged_tables]
+        self._anchors = [
+            Anchor.make(torch.device("cpu"), partial(self._new_gradients, index))
+            for index in range(len(self.merged_tables))
+        ]
+        self.optimizer = HybridOptimizer(self, self.merged_tables, self._anchors)
+        self.step = self._begin_generation()  #: Optimizer steps so far.
+        self._next = self.step  #: Step of the next batch.
+        self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
+        self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
+
+    def _assign_features(self) -> list[list[int]]:
+        """Returns the features of each merged table, as indices."""
+        index_of = merged_table_indices(self.merged_tables)
+        of_table: list[list[int]] = [[] for _ in self.merged_tables]
+        names: set[str] = set()
+        for index, feature in enumerate(self.features):
+            if feature.name in names:
+                raise ValueError(f"feature {feature.name} is there twice")
+            if feature.table not in index_of:
+                raise ValueError(f"feature {feature.name}: there is no table {feature.table}")
+            names.add(feature.name)
+            of_table[index_of[feature.table]].append(index)
+        for merged, of_merged in zip(self.merged_tables, of_table, strict=True):
+            if not of_merged:
+                raise ValueError(f"no feature uses the table {merged.name}")
+        return of_table
+
+    def _begin_generation(self) -> int:
+        """Begins a generation of dense workers at the servers; returns the number of steps before it."""
+        chosen: list[Any] = [None]
+        if self.rank == 0:
+            states = self._client.status()
+            chosen = [(max(each.generation for each in states) + 1, max(each.num_applied for each in states))]
+        if self.process_group is not None and self.num_ranks > 1:
+            dist.broadcast_object_list(chosen, group=self.process_group, group_src=0)
+        self.generation, first_step = chosen[0]
+        self._client.begin_generation(
+            self.generation,
+            workers=self.num_ranks,
+            staleness=self.config.most_missing_steps,
+            first_step=first_step,
+            is_exact=self.config.order == "exact",
+        )
+        return int(first_step)
+
+    # Lookups
+
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be between ``begin()`` and the confirmation of their gradients."""
+        return self.config.most_missing_steps + 1
+
+    def begin(self, features: Features) -> HybridBatch:
+        """Sends the ids of the next batch to the servers that own them. Does not wait for their embeddings.
+
+        Args:
+            features: as for ``HashTableCollection``. Weights do not get a gradient.
+        Raises:
+            ValueError: a feature is missing or its tensors do not fit, or ``staleness`` + 1 batches have not made their
+                step.
+            RuntimeError: a server is lost. The message names it.
+        """
+        if len(self._ahead) == self.most_in_flight:
+            raise ValueError(
+                f"{self.most_in_flight} batches have begun and wait for optimizer.step(): no more may begin with a "
+                f"staleness of {self.config.most_missing_steps}"
+            )
+        while len(self._ahead) + len(self._returned) >= self.most_in_flight:
+            self._confirm_oldest()
+        arguments, num_bags = self._arguments_of(features)
+        self._client.start(self._next, self.rank, arguments)
+        batch = HybridBatch(self._next, num_bags, [None] * len(self.merged_tables))
+        self._next += 1
+        self._ahead.append(batch)
+        return batch
+
+    def _arguments_of(self, features: Features) -> tuple[list[Any], list[int]]:
+        """Returns features for the client, those of a merged table adjacent, and bags in the order of ``features``."""
+        columns = columns_of(features)
+        arguments: list[Any] = []
+        num_bags = [0] * len(self.features)
+        for index in (index for of_merged in self._of_table for index in of_merged):
+            feature = self.features[index]
+            ids, lengths, weights = tensors_of(columns, feature.name)
+            if weights is not None and weights.requires_grad:
+                raise ValueError(f"feature {feature.name}: weights on parameter servers cannot get a gradient")
+            values = None if weights is None else weights.to("cpu", torch.float32).contiguous().numpy()
+            arguments.append(
+                (feature.name, table_id_of(feature.table), feature.pooling, _int64(feature.name, ids),
+                 _int64(feature.name, lengths), values)
+            )  # fmt: skip
+            num_bags[index] = len(ids) if feature.pooling is None else len(lengths)
+        return arguments, num_bags
+
+    def forward(self, features: Features | HybridBatch) -> dict[str, torch.Tensor]:
+        """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
+
+        Args:
+            features: the features as for ``begin()``, or what it returned.
+        Returns:
+            for each feature name (B, dim) if it is pooled, else (K, dim), one embedding per id.
+        Raises:
+            ValueError: the batch has made its step.
+            RuntimeError: a server is lost, or did not answer within ``job.timeout_s``. The message names it.
+        """
+        if isinstance(features, HybridBatch):
+            batch = features
+        elif not self.training or is_recomputation():
+            arguments, num_bags = self._arguments_of(features)
+            return self._by_feature(self._client.read(arguments), num_bags)
+        else:
+            batch = self.begin(features)
+        if batch not in self._ahead:
+            raise ValueError(f"the batch of step {batch.step} has made its step")
+        outputs = self._by_feature(self._client.wait(batch.step, self.rank), batch.num_bags)
+        batch.is_looked_up = True
+        if not torch.is_grad_enabled():
+            return outputs
+        with_gradient = _Expand.apply(batch, self, *outputs.values(), *self._anchors)
+        return dict(zip(outputs, with_gradient, strict=True))
+
+    def _by_feature(self, of_tables: Sequence[Values], num_bags: Sequence[int]) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = {}
+        for values, of_merged in zip(of_tables, self._of_table, strict=True):
+            parts = torch.split(torch.from_numpy(values).to(self.device), [num_bags[index] for index in of_merged])
+            outputs.update({self.features[index].name: part for index, part in zip(of_merged, parts, strict=True)})
+        return {feature.name: outputs[feature.name] for feature in self.features}
+
+    # Learning
+
+    def _keep_gradients(self, batch: HybridBatch, gradients: Sequence[torch.Tensor | None]) -> None:
+        for merged, of_merged in enumerate(self._of_table):
+            if all(gradients[index] is None for index in of_merged):
+                continue
+            dim = self.merged_tables[merged].config.dim
+            parts = []
+            for index in of_merged:
+                gradient = gradients[index]
+                parts.append(
+                    torch.zeros(batch.num_bags[index], dim)
+                    if gradient is None
+                    else gradient.detach().to("cpu", torch.float32)
+                )
+            values = torch.cat(parts).contiguous().numpy()
+            kept = batch.gradients[merged]
+            batch.gradients[merged] = values if kept is None else kept + values
+            self._unseen[merged].append(values)
+
+    def _new_gradients(self, index: int) -> list[tuple[torch.Tensor, None]]:
+        unseen, self._unseen[index] = self._unseen[index], []
+        return [(torch.from_numpy(values), None) for values in unseen]
+
+    def apply_gradients(
+        self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
+    ) -> None:
+        """Sends the gradients of the oldest batch to the servers, which update the rows. ``optimizer.step()`` calls it.
+
+        Raises:
+            ValueError: tables that share storage have different rates.
+            RuntimeError: no batch has begun, its table has no optimizer, or a server is lost.
+        """
+        if not self._ahead:
+            raise RuntimeError("optimizer.step(): no batch has been looked up since the last step")
+        for merged, by_name in zip(self.merged_tables, factors or [{}] * len(rates), strict=True):
+            if len({by_name.get(each.name, 1.0) for each in merged.tables}) > 1:
+                raise ValueError(
+                    f"the tables {merged.name} share storage, and parameter servers have one learning rate for them"
+                )
+        batch = self._ahead[0]
+        arguments: list[tuple[float, Values | None]] = []
+        for index, merged in enumerate(self.merged_tables):
+            factor = (factors[index] if factors else {}).get(merged.tables[0].name, 1.0)
+            values = batch.gradients[index]
+            if values is not None and isinstance(merged.config.optimizer, NoOptimizer):
+                raise RuntimeError(f"table {merged.name} has gradients but no optimizer: give its TableConfig one")
+            if values is not None and divisors[index] != 1:
+                values = values / np.float32(divisors[index])
+            arguments.append((rates[index] * factor, values))
+        if not batch.is_looked_up:  # Gradients travel without keys, so the server has to have answered.
+            self._client.wait(batch.step, self.rank)
+        self._client.return_gradients(batch.step, self.rank, arguments)
+        self._end_oldest()
+
+    def drop_gradients(self) -> None:
+        """Drops gradients that are kept, and not sent. ``optimizer.zero_grad()`` calls it."""
+        for batch in self._ahead:
+            batch.gradients = [None] * len(self.merged_tables)
+        self._forget_anchors()
+
+    def _forget_anchors(self) -> None:
+        for anchor in self._anchors:
+            anchor.grad = None
+
+    def skip(self) -> None:
+        """Ends the oldest batch without a step: servers get void notices instead of its gradients."""
+        if not self._ahead:
+            raise RuntimeError("skip(): no batch has begun")
+        self._client.drop(self._ahead[0].step, self.rank)
+        self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        self._returned.append(self._ahead.popleft().step)
+        self.step += 1
+        self._forget_anchors()
+
+    def _confirm_oldest(self) -> None:
+        self._client.finish(self._returned.popleft(), self.rank)
+
+    def finish(self) -> None:
+        """Ends batches that have begun and make no step, and waits until servers have taken all gradients.
+
+        All dense workers call it after their last step, with the same number of steps.
+        """
+        while self._ahead:
+            self.skip()
+        while self._returned:
+            self._confirm_oldest()
+        self._client.end_at(self._next)
+
+    # Statistics
+
+    def status(self) -> list[ServerStatus]:
+        """Returns counters of each server."""
+        return self._client.status()
+
+    def extra_repr(self) -> str:
+        tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
+        return (
+            f"{tables}; {len(self.features)} features on {len(self.config.servers.addresses)} parameter servers, "
+            f"staleness {self.config.most_missing_steps}"
+        )
+
+
+def _int64(name: str, tensor: torch.Tensor) -> npt.NDArray[np.int64]:
+    if tensor.dtype not in (torch.int64, torch.int32) or tensor.dim() != 1:
+        raise ValueError(f"feature {name}: ids and lengths must be of one dimension, int64 or int32")
+    array: npt.NDArray[np.int64] = tensor.to("cpu", torch.int64).contiguous().numpy()
+    return array

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``headway hybrid``: a job of one host runs, ends, and names the role that it has lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from headway.cli.hybrid import main
+from parameter_servers import SECRET, parameter_servers
+
+from benchmarks.harness.served_dlrm import free_ports
+
+SCRIPT = """
+import sys, time
+import torch
+from headway import hybrid
+from headway.embedding import FeatureConfig, Sgd, TableConfig
+
+if "RANK" in __import__("os").environ:
+    torch.distributed.init_process_group("gloo")
+tables = hybrid.connect(sys.argv[1], tables=[TableConfig("item", dim=4, optimizer=Sgd(lr=1.0))],
+                        features=[FeatureConfig("item", table="item", pooling="sum")])
+ids = (torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
+source = (hybrid.Batch({"item": ids}, torch.zeros(2, 1), torch.zeros(2)) for _ in range(int(sys.argv[2])))
+for batch in hybrid.batches(tables, source):
+    tables(batch.features)["item"].sum().backward()
+    tables.optimizer.step()
+    time.sleep(0.01)
+print("rows", tables.status()[0].rows, "steps", tables.step, flush=True)
+"""
+
+
+def job(folder: Path, num_servers: int = 2) -> tuple[Path, Path, list[str]]:
+    """Writes a configuration and a script; returns both and the addresses."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(num_servers)]
+    config, script = folder / "job.toml", folder / "train.py"
+    config.write_text(f'mode = "hybrid"\nstaleness = 2\n[job]\ntimeout_s = 20.0\n[servers]\naddresses = {addresses}\n')
+    script.write_text(SCRIPT)
+    return config, script, addresses
+
+
+def start(config: Path, script: Path, steps: int, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "headway_launcher", "hybrid", "run", str(config), *options, "--", str(script),
+               str(config), str(steps)]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_of_one_host_runs_to_its_end(tmp_path: Path, workers: int) -> None:
+    config, script, _ = job(tmp_path)
+    out, err = start(config, script, 5, "--workers", str(workers)).communicate(timeout=120)
+    assert out.count("steps 5") == workers, err
+
+
+def test_a_killed_server_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    config, script, addresses = job(tmp_path)
+    process = start(config, script, 100_000)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children()
+        servers = [each for each in children if any(addresses[1] in word for word in each.cmdline())]
+        if servers and len(children) == 3 and servers[0].net_connections():
+            break
+        time.sleep(0.1)
+    time.sleep(1.0)
+    servers[0].send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, (out, err)
+    assert f"parameter server 1 at {addresses[1]}" in err
+    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_sigterm_ends_all_roles(tmp_path: Path) -> None:
+    config, script, _ = job(tmp_path)
+    process = start(config, script, 100_000)
+    time.sleep(4)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 3
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_status_shows_each_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "job.toml"
+    with parameter_servers(2) as addresses:
+        config.write_text(f"[servers]\naddresses = {list(addresses)}\n")
+        assert main(["status", str(config), "--json"]) == 0
+        states = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(each["server"], each["address"], each["generation"]) for each in states] == [
+            (0, addresses[0], 0), (1, addresses[1], 0)
+        ]  # fmt: skip
+        assert main(["status", str(config)]) == 0
+        assert "num_applied 0" in capsys.readouterr().out
+
+
+def test_wrong_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "job.toml"
+    config.write_text("stalenes = 1\n")
+    for arguments, message in (
+        (["run", str(config), "--", "x.py"], "did you mean staleness"),
+        (["ps", str(tmp_path / "none.toml"), "--index", "0"], "No such file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+    config.write_text("")
+    for arguments, message in (
+        (["ps", str(config), "--index", "1"], "--index must be from 0 to 0, not 1"),
+        (["run", str(config)], "run needs a script"),
+        (["run", str(config), "--workers", "0", "--", "x.py"], "--workers must be from 1"),
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message in capsys.readouterr().err
+
+
+def test_a_server_alone_needs_the_secret_and_listens(tmp_path: Path) -> None:
+    config, _, addresses = job(tmp_path, num_servers=1)
+    command = [sys.executable, "-m", "headway_launcher", "hybrid", "ps", str(config), "--index", "0"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_GROUP_SECRET")}
+    refused = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60)
+    assert refused.returncode == 2 and "needs the secret of the job" in refused.stderr
+    environ["HEADWAY_GROUP_SECRET"] = SECRET
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"listening at {addresses[0]}\n"
+        server.terminate()
+        assert server.wait(timeout=30) == 0

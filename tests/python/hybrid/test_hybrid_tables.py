@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense workers and parameter servers: the bits of a collection without staleness, and bounds with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from headway import hybrid
+from headway.comm.rank_processes import run_ranks
+from headway.embedding import LOCAL, Adam, FeatureConfig, HashTableCollection, Sgd, TableConfig, Uniform
+from parameter_servers import parameter_servers
+
+STEPS = 12
+
+
+def table_configs() -> list[TableConfig]:
+    options = {"initializer": Uniform(-1.0, 1.0), "optimizer": Adam(lr=0.05)}
+    return [TableConfig("user", dim=4, **options), TableConfig("item", dim=4, **options),
+            TableConfig("city", dim=2, initializer=Uniform(-1.0, 1.0), optimizer=Sgd(lr=0.1))]  # fmt: skip
+
+
+def feature_configs() -> list[FeatureConfig]:
+    return [
+        FeatureConfig("user_id", table="user"),
+        FeatureConfig("city", table="city", pooling="sum"),
+        FeatureConfig("history", table="item", pooling="mean"),
+    ]
+
+
+def batch_of(step: int, rank: int, samples: int = 6) -> hybrid.Batch:
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    lengths = {"user_id": torch.ones(samples, dtype=torch.int64), "city": torch.ones(samples, dtype=torch.int64),
+               "history": torch.randint(0, 4, (samples,), generator=draw)}  # fmt: skip
+    features = {
+        name: (torch.randint(0, 30, (int(each.sum()),), generator=draw), each) for name, each in lengths.items()
+    }
+    return hybrid.Batch(features, torch.rand(samples, 3, generator=draw), torch.rand(samples, 1, generator=draw))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.top = torch.nn.Linear(4 + 2 + 4 + 3, 1)
+
+    def forward(self, embeddings: dict[str, torch.Tensor], dense: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([*embeddings.values(), dense], dim=1))
+
+
+def train(tables: Any, source: list[hybrid.Batch], group: dist.ProcessGroup | None = None) -> list[float]:
+    """Trains and returns the losses. Gradients of the dense model are added over workers."""
+    model = Model()
+    dense = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for batch in hybrid.batches(tables, source):
+        dense.zero_grad()
+        outputs = model(tables(batch.features), batch.dense)
+        loss = (outputs - batch.labels).square().sum()
+        loss.backward()
+        if group is not None:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=group)
+        dense.step()
+        tables.optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def connect(addresses: list[str], mode: str = "sync", **settings: Any) -> hybrid.HybridTables:
+    values = {"mode": mode, "servers": {"addresses": addresses}, "job": {"timeout_s": 30}, **settings}
+    tables = hybrid.connect(hybrid.HybridConfig.of(values), tables=table_configs(), features=feature_configs(), seed=7)
+    assert isinstance(tables, hybrid.HybridTables)
+    return tables
+
+
+@pytest.fixture
+def two_servers() -> Iterator[list[str]]:
+    with parameter_servers(2) as addresses:
+        yield addresses
+
+
+def collection(**options: Any) -> HashTableCollection:
+    return HashTableCollection(
+        tables=table_configs(), features=feature_configs(), gradient_reduction="sum", seed=7, **options
+    )
+
+
+def test_without_staleness_it_learns_as_a_collection(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    tables, expected = connect(two_servers), collection(process_group=LOCAL)
+    assert train(tables, source) == train(expected, source)
+    tables.eval()
+    expected.eval()
+    unseen = {**batch_of(99, 0).features, "city": (torch.tensor([12345]), torch.tensor([1, 0, 0, 0, 0, 0]))}
+    for (name, here), there in zip(tables(unseen).items(), expected(unseen).values(), strict=True):
+        assert torch.equal(here, there), name
+    rows = sum(table.size()["rows"] for table in expected.tables)
+    assert sum(each.rows for each in tables.status()) == rows, "eval() inserts nothing"
+
+
+def worker(rank: int, send: object, *, addresses: list[str], counts: list[int]) -> list[float]:
+    """A dense worker of two; trains on ``counts[rank]`` batches."""
+    group = dist.group.WORLD
+    tables: Any = collection() if not addresses else connect(addresses)
+    source = [batch_of(step, rank) for step in range(counts[rank])]
+    own = torch.tensor(train(tables, source, group))
+    dist.all_reduce(own, group=group)
+    return own.tolist()
+
+
+@pytest.mark.parametrize("counts", [[STEPS, STEPS], [STEPS, 3]])
+def test_two_workers_learn_as_two_ranks(two_servers: list[str], counts: list[int]) -> None:
+    run = partial(run_ranks, num_ranks=2, timeout_s=120, backend="gloo", wait_s=60)
+    expected = run(partial(worker, addresses=[], counts=counts))
+    assert run(partial(worker, addresses=list(two_servers), counts=counts)) == expected
+    assert len(expected) == STEPS, "a worker without data trains empty batches"
+
+
+def test_an_exact_order_makes_stale_reads_determined(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    losses = train(connect(two_servers, "hybrid", staleness=3, order="exact"), source)
+    with parameter_servers(1) as addresses:
+        assert train(connect(addresses, "hybrid", staleness=3, order="exact"), source) == losses
+    assert losses != train(collection(process_group=LOCAL), source), "reads are stale"
+
+
+def test_the_staleness_stays_in_its_bound(two_servers: list[str]) -> None:
+    tables = connect(two_servers, "hybrid", staleness=2)
+    train(tables, [batch_of(step, 0) for step in range(STEPS)])
+    for status in tables.status():
+        assert status.num_applied == STEPS and status.parts == STEPS and status.voids == 0
+        assert len(status.staleness) == 3 and sum(status.staleness) == status.lookups == STEPS
+
+
+def test_another_trainer_goes_on_where_the_first_ended(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    first = connect(two_servers)
+    train(first, source[:5])
+    second = connect(two_servers)
+    assert (second.step, second.generation) == (5, first.generation + 1)
+    train(second, source[5:])
+    assert [each.num_applied for each in second.status()] == [STEPS, STEPS]
+    with pytest.raises(RuntimeError, match="generation 1 has ended"):
+        first(source[0].features)
+
+
+def test_batches_that_make_no_step_are_void(two_servers: list[str]) -> None:
+    tables = connect(two_servers, "hybrid", staleness=1)
+    tables.begin(batch_of(0, 0).features)
+    second = tables.begin(batch_of(1, 0).features)
+    with pytest.raises(ValueError, match=r"2 batches have begun and wait for optimizer.step"):
+        tables.begin(batch_of(2, 0).features)
+    tables.skip()
+    tables(second)["user_id"].sum().backward()
+    tables.optimizer.step()
+    tables.begin(batch_of(2, 0).features)
+    tables.finish()
+    for status in tables.status():
+        assert (status.parts, status.voids, status.num_applied) == (1, 2, 3)
+
+
+def test_a_grad_scaler_scales_and_skips(two_servers: list[str]) -> None:
+    tables = connect(two_servers)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    features = batch_of(0, 0).features
+    values = []
+    for factor in (1.0, float("inf"), 1.0):
+        found = tables(features)["city"]
+        values.append(found.detach().clone())
+        scaler.scale(found.sum() * factor).backward()
+        scaler.step(tables.optimizer)
+        scaler.update()
+    learned = values[1] - values[0]
+    counts = torch.bincount(features["city"][0], minlength=30)[features["city"][0]]
+    assert torch.allclose(learned, -0.1 * counts.view(-1, 1).expand_as(learned)), "the scale is divided out"
+    assert torch.equal(values[2], values[1]), "the step with inf was skipped"
+    tables.finish()
+    assert [(each.parts, each.voids) for each in tables.status()] == [(2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"staleness": -1}, "staleness must be from 0 to 1024"),
+        ({"mode": "sync", "staleness": 2}, 'staleness contradicts mode = "sync"'),
+        ({"mode": "fast"}, "mode must be one of"),
+        ({"stalenes": 1}, "did you mean staleness"),
+        ({"servers": {"addresses": []}}, r"servers\.addresses is empty"),
+        ({"job": {"timeout_s": 0}}, r"job\.timeout_s must be above 0"),
+    ],
+)
+def test_wrong_settings_are_errors(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(hybrid.ConfigError, match=message):
+        hybrid.HybridConfig.of(change)
+
+
+def test_a_wrong_secret_and_a_missing_server_are_named(
+    two_servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_GROUP_SECRET", "another secret")
+    with pytest.raises(RuntimeError, match=two_servers[0]):
+        connect(two_servers)
+    monkeypatch.delenv("HEADWAY_GROUP_SECRET")
+    with pytest.raises(ValueError, match="secret of the job"):
+        connect(two_servers)
+    monkeypatch.setenv("HEADWAY_GROUP_SECRET", "any secret")
+    with pytest.raises(RuntimeError, match=r"127\.0\.0\.1:1"):
+        connect(["127.0.0.1:1"], job={"connect_timeout_s": 0.5})
+
+
+def test_a_killed_server_is_named() -> None:
+    with parameter_servers(2) as addresses:
+        tables = connect(addresses)
+        tables(batch_of(0, 0).features)
+        tables.optimizer.step()
+        addresses.kill(1)
+        with pytest.raises(RuntimeError, match=rf"parameter server 1 at {addresses[1]}"):
+            tables(batch_of(1, 0).features)
+
+
+def test_a_part_that_never_comes_is_a_timeout(two_servers: list[str]) -> None:
+    tables = connect(two_servers, job={"timeout_s": 0.3})
+    # The servers wait for a second worker that never comes.
+    tables._client.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False)
+    tables(batch_of(0, 0).features)
+    tables.optimizer.step()
+    with pytest.raises(RuntimeError, match=r"parameter server 0 at .*: batch of step 1, worker 0: no rows came within"):
+        tables(batch_of(1, 0).features)
