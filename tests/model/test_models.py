@@ -156,12 +156,34 @@ def sleep_searches() -> Iterator[pytest.ParameterSet]:
             yield search_for((expected,), "sleeping", title, {"WAITERS": waiters, "ARRIVALS": 2, **switches})
 
 
+def staleness_searches() -> Iterator[pytest.ParameterSet]:
+    """Hybrid training: lookups that a parameter server holds back, parts, void notices and generations.
+
+    A part is the gradient of a worker for one step. With a staleness of s, an answer contains all parts but those of
+    the last s steps.
+    """
+    wrong, stuck = (WRONG_DATA,), (DEADLOCK,)
+    variants: list[tuple[tuple[str, ...], str, Macros, tuple[int, ...]]] = [
+        ((NOTHING,), "two batches are lost", {"LOSSES": 2, "RESTARTS": 0}, (0, 1, 2)),
+        ((NOTHING,), "a new generation", {"LOSSES": 1, "RESTARTS": 1}, (0, 1)),
+        ((NOTHING,), "exact order, a batch is lost", {"LOSSES": 1, "RESTARTS": 0, "EXACT": ""}, (0, 1, 2)),
+        (wrong, "mutant: bound off by one", {"LOSSES": 0, "RESTARTS": 0, "BOUND_OFF_BY_ONE": ""}, (0, 1, 2)),
+        (stuck, "mutant: no void notice", {"LOSSES": 1, "RESTARTS": 0, "NO_VOID": ""}, (0, 1)),
+        (wrong, "mutant: generations ignored", {"LOSSES": 0, "RESTARTS": 1, "ANY_GENERATION": ""}, (0, 1)),
+        (stuck, "mutant: gradients behind lookups", {"LOSSES": 0, "RESTARTS": 0, "BEHIND_LOOKUPS": ""}, (0, 1)),
+    ]
+    for expected, title, switches, bounds in variants:
+        for staleness in bounds:
+            sizes: Macros = {"WORKERS": 2, "STALENESS": staleness, "STEPS": staleness + 3}
+            yield search_for(expected, "staleness", title, {**sizes, **switches})
+
+
 def all_searches() -> Iterator[pytest.ParameterSet]:
     for searches in (depth_searches, rule_searches):
         for n in (2, 3):
             for k in (0, 1, 2):
                 yield from searches(n, k, 2 * (k + 1))
-    for further in (pair_searches, lane_searches, rts_searches, sleep_searches):
+    for further in (pair_searches, lane_searches, rts_searches, sleep_searches, staleness_searches):
         yield from further()
 
 
