@@ -9,13 +9,16 @@ from pathlib import Path
 from headway.cli.one_line_parser import OneLineParser
 
 from dlrm_examples.streaming_ctr.comparison import compared_systems
-from dlrm_examples.streaming_ctr.experiment import Restart, System
+from dlrm_examples.streaming_ctr.experiment import Restart, Servers, System
 from dlrm_examples.streaming_ctr.tables import TableLimits
 from dlrm_examples.support.command_line import at_least, program_name
 from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
-_OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count")
+_OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count", "mode",
+               "staleness", "servers", "exact_order")  # fmt: skip
+_OF_SERVERS = ("staleness", "servers", "exact_order")
+"""Options of modes with parameter servers."""
 """Options that only dynamic tables have."""
 
 
@@ -39,16 +42,32 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
     _expect(
         (options.restart_at is None) == (options.restart_ranks is None), "--restart-at and --restart-ranks go together"
     )
+    modes = list(dict.fromkeys(options.mode or ["local"]))
+    of_servers = [name for name in _OF_SERVERS if getattr(options, name) is not None]
+    _expect(modes != ["local"] or not of_servers, f"{_spelled(of_servers)} needs --mode sync or hybrid")
+    _expect(modes == ["local"] or options.restart_at is None, "--restart-at needs --mode local")
     if started_ranks is not None:
         _expect(kinds == ["dynamic"], "static tables are of one rank: leave torchrun out")
         _expect(options.restart_at is None, "--restart-at starts ranks itself: leave torchrun out")
         _expect(options.ranks in (None, started_ranks), f"--ranks {options.ranks}, but {started_ranks} were started")
-    return [
-        System(kind="static") if kind == "static" else _dynamic_system(options, given, started_ranks) for kind in kinds
-    ]
+    systems = []
+    for kind in kinds:
+        if kind == "static":
+            systems.append(System(kind="static"))
+        else:
+            systems += [_dynamic_system(options, mode, given, started_ranks) for mode in modes]
+    return systems
 
 
-def _dynamic_system(options: argparse.Namespace, given: list[str], started_ranks: int | None) -> System:
+def _dynamic_system(options: argparse.Namespace, mode: str, given: list[str], started_ranks: int | None) -> System:
+    servers = None
+    if mode in ("sync", "hybrid"):
+        servers = Servers(
+            mode="sync" if mode == "sync" else "hybrid",
+            staleness=0 if mode == "sync" else 4 if options.staleness is None else options.staleness,
+            count=2 if options.servers is None else options.servers,
+            is_exact=bool(options.exact_order),
+        )
     chosen = {name: getattr(options, name) for name in given}
     limits = {name: chosen[name] for name in ("max_rows", "eviction", "min_count", "hot_count") if name in chosen}
     return System(
@@ -56,6 +75,7 @@ def _dynamic_system(options: argparse.Namespace, given: list[str], started_ranks
         limits=TableLimits(**limits),
         num_ranks=started_ranks or chosen.get("ranks", 1),
         restart=Restart(at=options.restart_at, num_ranks=options.restart_ranks) if "restart_at" in chosen else None,
+        servers=servers,
     )
 
 
@@ -133,6 +153,23 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         metavar="N",
         help="processes that share batches and tables (default: 1; under torchrun, those that it started)",
+    )
+    group.add_argument(
+        "--mode",
+        nargs="+",
+        choices=("local", "sync", "hybrid"),
+        help="where rows are: on the ranks (local), or on parameter servers, with lookups that wait for all updates "
+        "(sync) or may miss some (hybrid); each mode is trained (default: local)",
+    )
+    group.add_argument(
+        "--staleness", type=at_least(0), metavar="K", help="steps whose updates lookups may miss (default: 4)"
+    )
+    group.add_argument("--servers", type=at_least(1), metavar="N", help="parameter servers (default: 2)")
+    group.add_argument(
+        "--exact-order",
+        action="store_true",
+        default=None,
+        help="every lookup misses the updates of the last --staleness steps, and no others",
     )
     group.add_argument(
         "--restart-at",

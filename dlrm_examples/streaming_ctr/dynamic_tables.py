@@ -14,11 +14,11 @@ import torch.distributed as dist
 from headway.embedding import LOCAL, Eviction, FeatureConfig, HashTableCollection, RowWiseAdagrad, TableConfig, Uniform
 
 from dlrm_examples.streaming_ctr.group import all_gather
-from dlrm_examples.streaming_ctr.tables import TableLimits, TableSettings, TableUse
+from dlrm_examples.streaming_ctr.tables import ImmediateTables, TableLimits, TableSettings, TableUse
 from dlrm_examples.support.data.log import Feature, Jagged
 
 
-class DynamicTables:
+class DynamicTables(ImmediateTables):
     """One dynamic table per table of the features, sharded row-wise over the ranks of a group."""
 
     def __init__(
@@ -39,27 +39,10 @@ class DynamicTables:
         Raises:
             ValueError: a limit is out of range, or ``limits.table_sizes`` lacks a table.
         """
-        span = settings.initial_range
-        limits = limits or TableLimits()
-        tables = list(dict.fromkeys(feature.table for feature in features))
         self._group = group
         self.collection = HashTableCollection(
-            tables=[
-                TableConfig(
-                    table,
-                    dim=settings.dim,
-                    optimizer=RowWiseAdagrad(lr=settings.lr, eps=settings.eps),
-                    initializer=Uniform(-span, span),
-                    max_rows=max_rows,
-                    eviction=None if limits.eviction is None else Eviction(policy=limits.eviction),
-                    min_count=limits.min_count,
-                    hot_count=limits.hot_count,
-                )
-                for table, max_rows in zip(tables, _shares(limits, tables), strict=True)
-            ],
-            features=[
-                FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features
-            ],
+            tables=table_configs(features, settings, limits or TableLimits()),
+            features=feature_configs(features),
             process_group=LOCAL if group is None else group,
             gradient_reduction="sum",  # Each rank's loss is its part of the batch mean.
             seed=settings.seed,
@@ -95,6 +78,34 @@ class DynamicTables:
             headway.embedding.CheckpointError: the checkpoint is missing, damaged, or of different tables.
         """
         self.collection.load(folder)
+
+
+def table_configs(features: Sequence[Feature], settings: TableSettings, limits: TableLimits) -> list[TableConfig]:
+    """Returns the configuration of each table of the features.
+
+    Raises:
+        ValueError: a limit is out of range, or ``limits.table_sizes`` lacks a table.
+    """
+    tables = list(dict.fromkeys(feature.table for feature in features))
+    span = settings.initial_range
+    return [
+        TableConfig(
+            table,
+            dim=settings.dim,
+            optimizer=RowWiseAdagrad(lr=settings.lr, eps=settings.eps),
+            initializer=Uniform(-span, span),
+            max_rows=max_rows,
+            eviction=None if limits.eviction is None else Eviction(policy=limits.eviction),
+            min_count=limits.min_count,
+            hot_count=limits.hot_count,
+        )
+        for table, max_rows in zip(tables, _shares(limits, tables), strict=True)
+    ]
+
+
+def feature_configs(features: Sequence[Feature]) -> list[FeatureConfig]:
+    """Returns the configuration of each feature."""
+    return [FeatureConfig(feature.name, table=feature.table, pooling=feature.pooling) for feature in features]
 
 
 def _shares(limits: TableLimits, tables: Sequence[str]) -> list[int | None]:

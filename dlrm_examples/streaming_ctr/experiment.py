@@ -31,6 +31,23 @@ class Restart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Servers:
+    """Parameter servers that have the rows of dynamic tables.
+
+    Attributes:
+        mode: ``sync`` waits for the updates of all steps before; ``hybrid`` lets lookups miss some.
+        staleness: steps whose updates lookups may miss, with ``hybrid``.
+        count: servers, which are processes of this host.
+        is_exact: every lookup misses the updates of the last ``staleness`` steps, and no others.
+    """
+
+    mode: Literal["sync", "hybrid"]
+    staleness: int = 0
+    count: int = 2
+    is_exact: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class System:
     """One trained system of a comparison.
 
@@ -39,21 +56,29 @@ class System:
         limits: limits of dynamic tables.
         num_ranks: ranks that share tables and batches, up to the restart if there is one.
         restart: None: train without a restart.
+        servers: parameter servers of dynamic tables; None: the ranks have the rows.
     """
 
     kind: Kind
     limits: TableLimits = field(default_factory=TableLimits)
     num_ranks: int = 1
     restart: Restart | None = None
+    servers: Servers | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "static" and (self.limits != TableLimits() or self.num_ranks != 1 or self.restart is not None):
             raise ValueError(f"static tables have no limits and are of one rank without a restart: {self}")
+        if self.servers is not None and (self.kind == "static" or self.restart is not None):
+            raise ValueError("parameter servers have dynamic tables, and no restart")
 
     @property
     def name(self) -> str:
         """Name in reports: the kind and all settings that differ from the defaults."""
-        parts: list[str] = [self.kind]
+        parts: list[str] = [self.kind if self.servers is None else self.servers.mode]
+        if self.servers is not None:
+            if self.servers.mode == "hybrid":
+                parts.append(f"staleness {self.servers.staleness}{', exact order' if self.servers.is_exact else ''}")
+            parts.append(f"{self.servers.count} servers")
         if self.restart is not None:
             parts.append(f"{self.num_ranks} then {self.restart.num_ranks} ranks")
         elif self.num_ranks > 1:

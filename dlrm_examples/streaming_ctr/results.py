@@ -70,5 +70,6 @@ def _system_params(system: System) -> dict[str, Any]:
         "ranks": system.num_ranks,
         "restart_at": None if system.restart is None else system.restart.at,
         "restart_ranks": None if system.restart is None else system.restart.num_ranks,
+        "servers": None if system.servers is None else asdict(system.servers),
         **asdict(system.limits),
     }

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from dlrm_examples.streaming_ctr.initial_embeddings import uniform_embeddings
-from dlrm_examples.streaming_ctr.tables import TableSettings, TableUse
+from dlrm_examples.streaming_ctr.tables import ImmediateTables, TableSettings, TableUse
 from dlrm_examples.support.data.log import Feature, Jagged
 
 InitialEmbeddings = Callable[[str, torch.Tensor], torch.Tensor]
 """Name of a table, (M,) int64 ids -> (M, D) float32."""
 
 
-class StaticTables:
+class StaticTables(ImmediateTables):
     """In-memory tables with row-wise Adagrad; the reference for all other kinds of tables."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -19,14 +19,37 @@ class Tables(Protocol):
     nothing.
     """
 
-    def __call__(self, features: Mapping[str, Jagged]) -> dict[str, torch.Tensor]:
+    @property
+    def ahead(self) -> int:
+        """Batches that may begin before the step of the present one."""
+
+    def begin(self, features: Mapping[str, Jagged]) -> Any:
+        """Begins to look a batch of the training up; returns what is then passed to a call. Each makes one step."""
+
+    def __call__(self, features: Any) -> dict[str, torch.Tensor]:
         """Looks up and pools the lists: (E, dim) by feature name; zeros for an empty list."""
 
     def step(self) -> None:
         """Updates the rows looked up since the last step, with their gradients summed over these calls."""
 
+    def finish(self) -> None:
+        """Called at the end of a part of the training, before anything is predicted or counted. Collective."""
+
     def use(self) -> TableUse:
         """Contents of the tables of all ranks. Collective."""
+
+
+class ImmediateTables:
+    """Base of tables that look a batch up when it is needed."""
+
+    ahead = 0
+
+    def begin(self, features: Mapping[str, Jagged]) -> Mapping[str, Jagged]:
+        """See ``Tables``."""
+        return features
+
+    def finish(self) -> None:
+        """See ``Tables``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ Shapes: E examples, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,17 +101,33 @@ class Trainer:
         """
         if num_seen < self.num_seen:
             raise ValueError(f"cannot go back from {self.num_seen} examples to {num_seen}")
-        while self.num_seen < num_seen:
-            begin = self.num_seen % self._num_train
-            end = min(self._num_train, begin + num_seen - self.num_seen, begin + self._settings.batch_size)
-            self._step(begin, end)
-            self.num_seen += end - begin
+        batches: deque[tuple[Any, int]] = deque()
+        parts = self._parts(num_seen)
+        while True:
+            while len(batches) <= self._tables.ahead and (part := next(parts, None)) is not None:
+                batch = self._log.batch(*slice_of(*part, self._group))
+                begun = batch._replace(features=self._tables.begin(batch.features))
+                batches.append((begun, part[1] - part[0]))
+            if not batches:
+                break
+            self._step(*batches.popleft())
+        self._tables.finish()
 
-    def _step(self, begin: int, end: int) -> None:
-        """Trains on one batch. Losses and gradients of the ranks sum to those of the batch mean."""
-        batch = self._log.batch(*slice_of(begin, end, self._group))
-        self._train_step([batch], {HEAD: (end - begin) * batch.labels.shape[1]})
+    def _parts(self, num_seen: int) -> Iterator[tuple[int, int]]:
+        """Yields first example and end of each batch until ``num_seen`` examples were seen."""
+        seen = self.num_seen
+        while seen < num_seen:
+            begin = seen % self._num_train
+            end = min(self._num_train, begin + num_seen - seen, begin + self._settings.batch_size)
+            yield begin, end
+            seen += end - begin
+
+    def _step(self, batch: Any, size: int) -> None:
+        """Trains on one batch of ``size`` examples over all ranks. Losses and gradients of the ranks sum to those of
+        the batch mean."""
+        self._train_step([batch], {HEAD: size * batch.labels.shape[1]})
         self._tables.step()
+        self.num_seen += size
 
     @torch.no_grad()
     def predict(self, begin: int, end: int) -> torch.Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from dlrm_examples.streaming_ctr.dynamic_tables import DynamicTables
 from dlrm_examples.streaming_ctr.evaluation import Quality, evaluate
 from dlrm_examples.streaming_ctr.experiment import Experiment, System
 from dlrm_examples.streaming_ctr.group import all_ranks
+from dlrm_examples.streaming_ctr.hybrid_tables import ServedTables, local_servers
 from dlrm_examples.streaming_ctr.static_tables import StaticTables
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings, TableUse
 from dlrm_examples.streaming_ctr.trainer import Trainer
@@ -112,16 +114,28 @@ def _train_seed(
 ) -> PhaseResult:
     settings = replace(experiment.settings, tables=replace(experiment.settings.tables, seed=seed))
     start = time.perf_counter()
-    tables = make_tables(log, system, settings.tables, group)
-    trainer = Trainer(log, tables, settings, num_train=experiment.num_train, group=group)
-    if phase.load_from is not None:
-        checkpoint.load(_of_seed(phase.load_from, seed), trainer, _restartable(tables))
-    rows = _train_and_count_rows(trainer, tables, experiment, phase)
-    if phase.save_to is not None:
-        checkpoint.save(_of_seed(phase.save_to, seed), trainer, _restartable(tables), group)
-    train_s = time.perf_counter() - start
-    quality = None if phase.end < 1.0 else evaluate(log, trainer.predict(experiment.num_train, log.num_examples))
-    return PhaseResult(rows=tuple(rows), use=tables.use(), train_s=train_s, quality=quality)
+    with open_tables(log, system, settings.tables, group) as tables:
+        trainer = Trainer(log, tables, settings, num_train=experiment.num_train, group=group)
+        if phase.load_from is not None:
+            checkpoint.load(_of_seed(phase.load_from, seed), trainer, _restartable(tables))
+        rows = _train_and_count_rows(trainer, tables, experiment, phase)
+        if phase.save_to is not None:
+            checkpoint.save(_of_seed(phase.save_to, seed), trainer, _restartable(tables), group)
+        train_s = time.perf_counter() - start
+        quality = None if phase.end < 1.0 else evaluate(log, trainer.predict(experiment.num_train, log.num_examples))
+        return PhaseResult(rows=tuple(rows), use=tables.use(), train_s=train_s, quality=quality)
+
+
+@contextmanager
+def open_tables(
+    log: Log, system: System, settings: TableSettings, group: dist.ProcessGroup | None
+) -> Iterator[Tables]:
+    """Yields the tables of a system. Parameter servers, if it has any, end afterwards. Collective."""
+    if system.servers is None:
+        yield make_tables(log, system, settings, group)
+        return
+    with local_servers(system.servers.count, group) as addresses:
+        yield ServedTables(log.features, settings, system.servers, addresses, limits=system.limits, group=group)
 
 
 def make_tables(log: Log, system: System, settings: TableSettings, group: dist.ProcessGroup | None) -> Tables:

@@ -235,7 +235,11 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_readonly("void_not_finite", &ServerStatus::void_not_finite)
       .def_readonly("void_generation", &ServerStatus::void_generation)
       .def_readonly("rows", &ServerStatus::rows)
+      .def_readonly("cold_rows", &ServerStatus::cold_rows)
+      .def_readonly("pending", &ServerStatus::pending)
+      .def_readonly("bytes", &ServerStatus::bytes)
       .def_readonly("evicted", &ServerStatus::evicted)
+      .def_readonly("refused", &ServerStatus::refused)
       .def_readonly("dropped_gradients", &ServerStatus::dropped_gradients)
       .def_readonly("staleness", &ServerStatus::staleness);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));

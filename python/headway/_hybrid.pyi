@@ -45,7 +45,11 @@ class ServerStatus:
     void_not_finite: int
     void_generation: int
     rows: int
+    cold_rows: int
+    pending: int
+    bytes: int
     evicted: int
+    refused: int
     dropped_gradients: int
     staleness: list[int]
 

@@ -111,6 +111,7 @@ TEST(StepLedger, InExactOrderAStepWaitsForTheAnswersThatMustNotContainIt) {
   EXPECT_FALSE(ledger.may_apply());
   ledger.end_at(2);
   EXPECT_TRUE(ledger.may_apply());
+  EXPECT_NE(error_of([&] { ledger.add_lookup(2, 0); }).find("the workers ended before step 2"), std::string::npos);
 }
 
 TEST(StepLedger, OptionsOutOfRangeAreErrors) {

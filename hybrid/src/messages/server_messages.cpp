@@ -96,9 +96,10 @@ BatchId read_batch(WordReader& from) {
 /// The numbers of a status, in the order of the message.
 template <class Status>
 auto numbers_of(Status& status) {
-  return std::array{&status.generation,      &status.num_applied, &status.lookups, &status.reads,
-                    &status.parts,           &status.voids,       &status.held,    &status.void_not_finite,
-                    &status.void_generation, &status.rows,        &status.evicted, &status.dropped_gradients};
+  return std::array{&status.generation,      &status.num_applied, &status.lookups,   &status.reads,
+                    &status.parts,           &status.voids,       &status.held,      &status.void_not_finite,
+                    &status.void_generation, &status.rows,        &status.cold_rows, &status.pending,
+                    &status.bytes,           &status.evicted,     &status.refused,   &status.dropped_gradients};
 }
 
 }  // namespace

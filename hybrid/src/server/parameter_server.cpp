@@ -363,8 +363,13 @@ ServerStatus ParameterServer::status_locked() const {
   status.held = held_.size();
   for (auto const& table : tables_) {
     auto const counts = table->statistics();
-    status.rows += table->size().rows;
+    auto const size = table->size();
+    status.rows += size.rows;
+    status.cold_rows += size.cold_rows;
+    status.pending += size.pending;
+    status.bytes += size.key_bytes + size.row_bytes;
     status.evicted += counts.evicted;
+    status.refused += counts.refused;
     status.dropped_gradients += counts.dropped_gradients;
   }
   return status;

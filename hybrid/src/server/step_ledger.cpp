@@ -64,6 +64,8 @@ void StepLedger::add_part(std::uint64_t step, std::uint32_t worker) {
 
 void StepLedger::add_lookup(std::uint64_t step, std::uint32_t worker) {
   auto& entry = expect_in_window("lookup", step, worker);
+  base::expects(step < end_,
+                name_of("lookup", step, worker) + ": the workers ended before step " + std::to_string(end_));
   base::expects(!entry.has_lookup[worker], name_of("lookup", step, worker) + " has come before");
   base::expects(!entry.has_part[worker], name_of("lookup", step, worker) + ": the part has come, or is void");
   entry.has_lookup[worker] = true;

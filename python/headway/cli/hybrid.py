@@ -105,7 +105,8 @@ def _print_status(config: HybridConfig, *, as_json: bool) -> int:
 
 def _fields_of(status: ServerStatus) -> dict[str, Any]:
     names = ("generation", "num_applied", "lookups", "reads", "parts", "voids", "held", "void_not_finite",
-             "void_generation", "rows", "evicted", "dropped_gradients", "staleness")  # fmt: skip
+             "void_generation", "rows", "cold_rows", "pending", "bytes", "evicted", "refused", "dropped_gradients",
+             "staleness")  # fmt: skip
     return {name: getattr(status, name) for name in names}
 
 

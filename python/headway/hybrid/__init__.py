@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 import torch
 
+from headway._hybrid import ServerStatus
 from headway.config_files import ConfigError
 from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
@@ -29,7 +30,7 @@ from headway.hybrid.batches import Batch, batches
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.tables import HybridBatch, HybridTables
 
-__all__ = ["Batch", "ConfigError", "HybridBatch", "HybridConfig", "HybridTables", "batches", "connect"]
+__all__ = ["Batch", "ConfigError", "HybridBatch", "HybridConfig", "HybridTables", "ServerStatus", "batches", "connect"]
 
 
 def connect(

@@ -144,6 +144,7 @@ class HybridTables(nn.Module):
         self.optimizer = HybridOptimizer(self, self.merged_tables, self._anchors)
         self.step = self._begin_generation()  #: Optimizer steps so far.
         self._next = self.step  #: Step of the next batch.
+        self._has_ended = False
         self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
         self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
 
@@ -199,6 +200,9 @@ class HybridTables(nn.Module):
                 step.
             RuntimeError: a server is lost. The message names it.
         """
+        if self._has_ended:
+            self.step = self._next = self._begin_generation()
+            self._has_ended = False
         if len(self._ahead) == self.most_in_flight:
             raise ValueError(
                 f"{self.most_in_flight} batches have begun and wait for optimizer.step(): no more may begin with a "
@@ -246,6 +250,8 @@ class HybridTables(nn.Module):
             batch = features
         elif not self.training or is_recomputation():
             arguments, num_bags = self._arguments_of(features)
+            while self._returned:  # So that it sees the updates of this worker.
+                self._confirm_oldest()
             return self._by_feature(self._client.read(arguments), num_bags)
         else:
             batch = self.begin(features)
@@ -348,13 +354,15 @@ class HybridTables(nn.Module):
     def finish(self) -> None:
         """Ends batches that have begun and make no step, and waits until servers have taken all gradients.
 
-        All dense workers call it after their last step, with the same number of steps.
+        All dense workers call it after their last step, with the same number of steps. A lookup afterwards begins a new
+        generation, which all of them do together.
         """
         while self._ahead:
             self.skip()
         while self._returned:
             self._confirm_oldest()
         self._client.end_at(self._next)
+        self._has_ended = True
 
     # Statistics
 

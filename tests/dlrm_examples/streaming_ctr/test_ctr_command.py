@@ -199,3 +199,30 @@ def test_the_command_says_in_one_line_what_is_wrong(
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--data", str(tmp_path / "missing")]) == 1
     assert "missing: no such file or directory" in capsys.readouterr().err
+
+
+def test_parameter_servers_learn_as_tables_of_the_ranks(kuairand_directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    modes = ["--mode", "local", "sync", "hybrid", "--staleness", "2", "--exact-order", "--servers", "1"]
+    assert main(["--data", str(kuairand_directory), *SMALL, *modes, "--out", str(out)]) == 0
+    local, sync, hybrid = runs_of(out)[1:]
+    assert (local["system"], sync["system"], hybrid["system"]) == (
+        "dynamic",
+        "sync, 1 servers",
+        "hybrid, staleness 2, exact order, 1 servers",
+    )
+    assert sync["quality"] == local["quality"] != hybrid["quality"], "without staleness the bits are the same"
+    assert sync["rows_by_tenth"] == local["rows_by_tenth"] == hybrid["rows_by_tenth"]
+    assert hybrid["tables"]["num_bytes"] > 0
+
+
+def test_options_of_servers_need_a_mode_with_servers(log: Log) -> None:
+    for arguments, message in (
+        (["--staleness", "2"], "--staleness needs --mode sync or hybrid"),
+        (["--servers", "2", "--mode", "local"], "--servers needs --mode"),
+        (["--mode", "sync", "--restart-at", "0.5", "--restart-ranks", "2"], "--restart-at needs --mode local"),
+        (["--mode", "sync", "--tables", "static"], "--mode needs --tables dynamic"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            names_of(log, *arguments)
+    assert names_of(log, "--mode", "hybrid") == ["hybrid, staleness 4, 2 servers"]

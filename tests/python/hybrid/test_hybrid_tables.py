@@ -141,12 +141,24 @@ def test_another_trainer_goes_on_where_the_first_ended(two_servers: list[str]) -
     source = [batch_of(step, 0) for step in range(STEPS)]
     first = connect(two_servers)
     train(first, source[:5])
+    late = first.begin(source[5].features)
     second = connect(two_servers)
     assert (second.step, second.generation) == (5, first.generation + 1)
+    with pytest.raises(RuntimeError, match="generation 2 has ended"):
+        first(late)
+        first.optimizer.step()
+        first.finish()
     train(second, source[5:])
     assert [each.num_applied for each in second.status()] == [STEPS, STEPS]
-    with pytest.raises(RuntimeError, match="generation 1 has ended"):
-        first(source[0].features)
+
+
+def test_a_lookup_after_the_end_begins_a_new_generation(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    tables = connect(two_servers, "hybrid", staleness=1, order="exact")
+    losses = train(tables, source[:6]) + train(tables, source[6:])
+    assert (tables.generation, tables.step) == (2, STEPS)
+    assert [each.num_applied for each in tables.status()] == [STEPS, STEPS]
+    assert len(losses) == STEPS
 
 
 def test_batches_that_make_no_step_are_void(two_servers: list[str]) -> None:

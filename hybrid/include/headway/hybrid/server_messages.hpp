@@ -49,8 +49,9 @@ struct ServerStatus {
   std::uint64_t held = 0;             ///< Lookups that wait now.
   std::uint64_t void_not_finite = 0;  ///< Parts that were dropped because of a value that is not finite.
   std::uint64_t void_generation = 0;  ///< Parts that a later generation has dropped.
-  std::uint64_t rows = 0, evicted = 0, dropped_gradients = 0;  ///< Over all tables.
-  std::vector<std::uint64_t> staleness{};                      ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
+  /// Over all tables: see embedding::TableSize and TableStatistics. `bytes` is that of keys and rows.
+  std::uint64_t rows = 0, cold_rows = 0, pending = 0, bytes = 0, evicted = 0, refused = 0, dropped_gradients = 0;
+  std::vector<std::uint64_t> staleness{};  ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
 };
 
 [[nodiscard]] std::vector<std::byte> encode_tables(std::span<embedding::MergedTable const> tables);

@@ -38,7 +38,7 @@ class StepLedger {
   void add_lookup(std::uint64_t step, std::uint32_t worker);
   /// Counts the answer to a lookup.
   void count_answer(std::uint64_t step, std::uint32_t worker);
-  /// There are no lookups from this step on. Only is_exact needs to know.
+  /// There are no lookups from this step on: later ones are errors. Only is_exact needs to know.
   void end_at(std::uint64_t step) { end_ = step; }
 
   /// Steps below this one are applied.
