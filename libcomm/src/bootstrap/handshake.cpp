@@ -44,14 +44,16 @@ std::vector<std::byte> encode_fields(std::vector<AgreementField> const& fields) 
 std::string shown(std::string const* value) { return value ? (value->empty() ? "\"\"" : *value) : "not known"; }
 
 // Replaces control characters: text from the other side reaches error messages and terminals.
+
+}  // namespace
+
+// Replaces control characters: text from the other side reaches error messages and terminals.
 std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
   return text;
 }
-
-}  // namespace
 
 std::vector<std::byte> encode_text(std::string_view text) {
   return ByteWriter().text(text.substr(0, kMaxTextBytes)).take();

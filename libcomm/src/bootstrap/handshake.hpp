@@ -127,5 +127,7 @@ struct Agreement;
 /// Body of a refusal or failure message: printable, of bounded length.
 [[nodiscard]] std::vector<std::byte> encode_text(std::string_view text);
 [[nodiscard]] std::string decode_text(std::span<std::byte const> body);
+/// A text of a peer that may be a stranger, for logs and errors.
+[[nodiscard]] std::string printable(std::string text);
 
 }  // namespace headway::comm

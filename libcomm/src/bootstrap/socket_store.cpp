@@ -61,7 +61,7 @@ std::string SocketStore::get(std::string const& key, milliseconds timeout) {
   for (;;) {
     bool const is_open = read_available();
     if (auto const found = values_.find(key); found != values_.end()) return found->second;
-    if (!is_open) throw SystemError(peer_ + " closed the connection before it sent '" + key + "'");
+    if (!is_open) throw PeerClosed(peer_ + " closed the connection before it sent '" + key + "'");
     auto const now = Clock::now();
     if (now >= until) {
       throw SystemError(peer_ + " did not send '" + key + "' within " + std::to_string(timeout.count()) + " ms");

@@ -3,6 +3,7 @@
 
 #include "bootstrap/message.hpp"
 #include "headway/base/file_descriptor.hpp"
+#include "headway/comm/status.hpp"
 #include "headway/comm/store.hpp"
 
 #include <cstddef>
@@ -11,6 +12,12 @@
 #include <string>
 
 namespace headway::comm {
+
+/// The peer closed the connection before it sent a value.
+class PeerClosed : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
 
 /// Store of the two processes that a stream socket joins. set() sends the value, get() reads values until the wanted
 /// one has come. The peer need not be authenticated: it can send few and short values only. For one thread.
@@ -23,7 +30,7 @@ class SocketStore final : public Store {
 
   /// @throws SystemError if the peer has gone, or does not read.
   void set(std::string const& key, std::string_view value) override;
-  /// @throws SystemError also as soon as the peer closes the connection.
+  /// @throws PeerClosed as soon as the peer closes the connection.
   std::string get(std::string const& key, std::chrono::milliseconds timeout) override;
 
   static constexpr std::size_t kMostValues = 16;       ///< Limit of values from the peer.

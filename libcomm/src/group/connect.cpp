@@ -26,6 +26,7 @@
 #endif
 #include "bootstrap/control_socket.hpp"
 #include "group/group_impl.hpp"
+#include "group/option_check.hpp"
 #include "headway/base/file_descriptor.hpp"
 #include "headway/base/log.hpp"
 #include "system/sockets.hpp"
@@ -70,8 +71,9 @@ void check_receive_memory(int size, GroupOptions const& options) {
           std::to_string(kMaxReceiveBytes) + " bytes: lower slot_bytes, max_lag_limit or num_channels");
 }
 
-/// Checks the options and fills in defaults. @throws UsageError.
-void check(int rank, int size, GroupOptions& options) {
+}  // namespace
+
+void check_options(int rank, int size, GroupOptions& options) {
   expects(size >= 1 && rank >= 0 && rank < size,
           "rank " + std::to_string(rank) + " is not in a group of " + std::to_string(size));
   expects(options.max_lag >= 0, "max_lag must be 0 or more, not " + std::to_string(options.max_lag));
@@ -94,6 +96,8 @@ void check(int rank, int size, GroupOptions& options) {
   options.connect_timeout = std::min(options.connect_timeout, kLongestTimeout);
   if (options.flight_records > 0) options.flight_records = std::bit_ceil(options.flight_records);
 }
+
+namespace {
 
 /// How a peer is reached. Transports are made in this order; the first one provides the receive memory of all.
 enum class Route { kShm, kVerbs, kTcp, kSelf };
@@ -307,7 +311,7 @@ Connected connect_in_process(int rank, int size, std::size_t receive_buffer_byte
 
 std::unique_ptr<Group> Group::connect(int rank, int size, Store& store, GroupOptions options) {
   base::check_log_variable();
-  check(rank, size, options);
+  check_options(rank, size, options);
   auto const layout = ReceiveLayout::of(size, options);
   bool const in_process = options.transport == Transport::kInproc || size == 1;
   auto [endpoint, connection_info, progress_thread] =

@@ -2,21 +2,26 @@
 
 // Links: groups of two ranks whose store is the connection over which one dialled the other.
 //
-// Idea: each side sends the name of the link, so that a stranger or the wrong job is found at once. Then both connect a
-// group as ever: rank 0 announces itself over the dialled connection, and the handshake proves that both know the
-// secret. A side that is done says so and waits for the same from its peer, since that may still read the store.
+// Idea: each side sends the name of the link, the one that dialled first, so that a stranger or the wrong job is found at
+// once. Then both connect a group as ever: rank 0 announces itself over the dialled connection, and the handshake proves
+// that both know the secret. A side that is done says so and waits for the same from its peer, since that may still
+// read the store.
 //
 // Example: a worker dials "ps-0.ps:7000". The listener accepts, a thread of it reads "name/1" and answers "name/0",
 // and both run Group::connect(). After "joined/0" and "joined/1" the connection is closed, and accept() returns.
 //
 // Invariants: a peer that is slow, silent or a stranger delays no other, since each has a thread for its join, and at
-// most LinkListener::kMostPending at a time. A join ends within the time limit, or 100 ms after close().
+// most LinkListener::kMostPending at a time. If all places are taken, the peer that has sent no name for the longest time
+// loses its place to the next one. A join ends within the time limit, or 100 ms after close(). A side whose connection
+// ends before the listener's name has come dials again: the listener was restarted, or its place was taken.
 // Complexity: one connection and four short messages beside those of a group.
 // Source: docs/design/links.md has the cost of a link, and why it has no class of its own.
 
 #include "headway/comm/link.hpp"
 
+#include "bootstrap/handshake.hpp"
 #include "bootstrap/socket_store.hpp"
+#include "group/option_check.hpp"
 #include "headway/base/log.hpp"
 #include "headway/comm/status.hpp"
 #include "system/signal_mask.hpp"
@@ -26,6 +31,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -56,6 +62,8 @@ constexpr milliseconds kFirstPause(20), kLongestPause(500);
 /// Time of a try to connect to one address. Then others are tried, and the name is looked up again.
 constexpr milliseconds kTryTime(2000);
 constexpr milliseconds kTick(100);
+/// Pause between two log records of refusals.
+constexpr milliseconds kLogPause(1000);
 
 struct HostPort {
   std::string host;
@@ -121,18 +129,41 @@ milliseconds left_until(Deadline until) {
   return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(until - Clock::now()));
 }
 
+std::string key(std::string_view name, int of_rank) { return std::string(name) + "/" + std::to_string(of_rank); }
+
+/// The connection ended before the listener said who it is.
+class NotAnswered : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
+/// Exchanges the names of the link. The side that dialled (rank 1) sends first. @throws NotAnswered to that side
+void exchange_names(int rank, SocketStore& store, std::string const& peer, GroupOptions const& options) {
+  std::string name;
+  if (rank == 0) {
+    name = store.get(key("name", 1), std::min(kHelloTime, options.connect_timeout));
+    store.set(key("name", 0), options.name);
+  } else {
+    try {
+      store.set(key("name", 1), options.name);
+      name = store.get(key("name", 0), options.connect_timeout);  // It may wait in the listener's backlog.
+    } catch (PeerClosed const& error) {
+      throw NotAnswered(error.what());
+    }
+  }
+  if (name != options.name) {
+    throw SystemError(peer + " has the link '" + printable(std::move(name)) + "', and this is '" + options.name + "'");
+  }
+}
+
 /// Makes the group over a connection, within options.connect_timeout. Both sides call it.
-std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string const& peer, GroupOptions options) {
-  auto const key = [](std::string_view name, int of_rank) { return std::string(name) + "/" + std::to_string(of_rank); };
+/// @param on_named called once the peer has sent its name
+std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string const& peer, GroupOptions options,
+                            std::function<void()> const& on_named = [] {}) {
   Deadline const until = deadline_after(options.connect_timeout);
   SocketStore store(std::move(socket), peer, options.while_connecting);
-  store.set(key("name", rank), options.name);
-  // A side that dialled may have to wait in the listener's backlog.
-  auto const hello_time = rank == 0 ? std::min(kHelloTime, options.connect_timeout) : options.connect_timeout;
-  auto const name = store.get(key("name", 1 - rank), hello_time);
-  if (name != options.name) {
-    throw SystemError(peer + " has the link '" + name + "', and this is '" + options.name + "'");
-  }
+  exchange_names(rank, store, peer, options);
+  on_named();
   options.connect_timeout = left_until(until);
   auto group = Group::connect(rank, 2, store, std::move(options));
   store.set(key("joined", rank), "");
@@ -149,13 +180,19 @@ std::string nobody_answers(GroupOptions const& options, std::string const& last_
 }
 
 /// @throws UsageError
-void check_link_options(GroupOptions const& options) {
+void check_link_options(GroupOptions options) {
   expects(!options.secret.empty(), "a link needs a secret: whoever reaches the port could join without one");
   expects(options.transport != Transport::kInproc, "a link joins processes, and transport inproc does not");
+  check_options(0, 2, options);
 }
 
 /// Thrown in a join when the listener closes.
 struct IsClosed {};
+/// Thrown in a join whose place another peer gets.
+class IsDropped : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
 
 }  // namespace
 
@@ -179,6 +216,8 @@ class LinkListener::Impl {
     acceptor_.join();
     for (auto& each : joiners_) each.thread.join();
   }
+  /// A forked child has none of the threads, and locks may be held: it must not destroy this object.
+  [[nodiscard]] bool is_of_this_process() const { return ::getpid() == owner_; }
   Impl(Impl const&) = delete;
   Impl& operator=(Impl const&) = delete;
 
@@ -195,9 +234,11 @@ class LinkListener::Impl {
   }
 
   void close() {
+    std::deque<std::unique_ptr<Group>> not_accepted;
     {
       std::lock_guard const lock(mutex_);
       is_closed_->store(true);
+      not_accepted.swap(joined_);
     }
     changed_.notify_all();
     ::eventfd_write(wake_.get(), 1);
@@ -209,34 +250,68 @@ class LinkListener::Impl {
   }
 
  private:
+  /// What a join shares with the acceptor. Callbacks of the group's options may outlive both.
+  struct JoinState {
+    std::atomic<bool> is_named = false;    ///< The peer has sent its name.
+    std::atomic<bool> is_dropped = false;  ///< Its place is another peer's.
+    std::atomic<bool> is_joined = false;
+  };
   struct Joiner {
     std::thread thread;
+    std::shared_ptr<JoinState> state = std::make_shared<JoinState>();
     std::atomic<bool> is_done = false;
   };
 
   /// The acceptor's thread.
-  void run() {
+  void run() noexcept {
     while (!is_closed_->load()) {
-      std::erase_if(joiners_, [](Joiner& each) {
-        if (!each.is_done.load()) return false;
-        each.thread.join();
-        return true;
-      });
-      pollfd waited[2] = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                          {.fd = socket_.get(), .events = POLLIN, .revents = 0}};
-      bool const has_room = num_pending() < kMostPending;
-      ::poll(waited, has_room ? 2 : 1, -1);
-      eventfd_t count = 0;
-      ::eventfd_read(wake_.get(), &count);
-      if (has_room && (waited[1].revents & POLLIN) != 0) begin_join();
+      try {
+        step();
+      } catch (std::exception const& error) {  // No memory was left.
+        refuse("a peer", error.what());
+        std::this_thread::sleep_for(kTick);
+      }
     }
     socket_.reset();
   }
 
+  void step() {
+    std::erase_if(joiners_, [](Joiner& each) {
+      if (!each.is_done.load()) return false;
+      each.thread.join();
+      return true;
+    });
+    pollfd waited[2] = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
+                        {.fd = socket_.get(), .events = POLLIN, .revents = 0}};
+    ::poll(waited, has_room() || can_make_room() ? 2 : 1, -1);
+    eventfd_t count = 0;
+    ::eventfd_read(wake_.get(), &count);
+    if ((waited[1].revents & POLLIN) == 0) return;
+    if (!has_room()) {
+      auto const unnamed = oldest_unnamed();
+      if (unnamed == joiners_.end()) return;  // It has sent its name meanwhile.
+      unnamed->state->is_dropped.store(true);
+    }
+    begin_join();
+  }
+
+  [[nodiscard]] bool has_room() { return num_pending() < kMostPending; }
+  [[nodiscard]] bool can_make_room() {
+    return joiners_.size() < kMostThreads && oldest_unnamed() != joiners_.end();
+  }
+
+  /// Peers that are joined and not dropped, or that nobody has accepted.
   [[nodiscard]] int num_pending() {
-    auto const joining = std::ranges::count_if(joiners_, [](Joiner const& each) { return !each.is_done.load(); });
+    auto const joining = std::ranges::count_if(
+        joiners_, [](Joiner const& each) { return !each.is_done.load() && !each.state->is_dropped.load(); });
     std::lock_guard const lock(mutex_);
     return static_cast<int>(joining) + static_cast<int>(joined_.size());
+  }
+
+  [[nodiscard]] std::list<Joiner>::iterator oldest_unnamed() {
+    return std::ranges::find_if(joiners_, [](Joiner const& each) {
+      return !each.is_done.load() && !each.state->is_named.load() && !each.state->is_dropped.load();
+    });
   }
 
   void begin_join() {
@@ -254,7 +329,7 @@ class LinkListener::Impl {
     auto& joiner = joiners_.emplace_back();
     try {
       joiner.thread = std::thread([this, &joiner, peer, accepted = std::move(socket)]() mutable {
-        try_join(std::move(accepted), peer);
+        try_join(std::move(accepted), peer, joiner.state);
         joiner.is_done.store(true);
         ::eventfd_write(wake_.get(), 1);
       });
@@ -264,18 +339,20 @@ class LinkListener::Impl {
     }
   }
 
-  void try_join(base::FileDescriptor socket, std::string const& peer) {
+  void try_join(base::FileDescriptor socket, std::string const& peer, std::shared_ptr<JoinState> const& state) {
     try {
       tune_connection(socket.get());
       // The group keeps its options, so the callback outlives the listener, and does nothing after the join.
-      auto const is_joined = std::make_shared<std::atomic<bool>>(false);
       auto options = options_;
-      options.while_connecting = [is_joined, is_closed = is_closed_] {
-        if (!is_joined->load() && is_closed->load()) throw IsClosed();
+      options.while_connecting = [state, is_closed = is_closed_] {
+        if (state->is_joined.load()) return;
+        if (is_closed->load()) throw IsClosed();
+        if (state->is_dropped.load()) throw IsDropped("it sent no name, and others wanted its place");
       };
-      auto group = join(0, std::move(socket), peer, std::move(options));
-      is_joined->store(true);
+      auto group = join(0, std::move(socket), peer, std::move(options), [&] { state->is_named.store(true); });
+      state->is_joined.store(true);
       std::lock_guard const lock(mutex_);
+      if (is_closed_->load()) return;  // Ends the group.
       joined_.push_back(std::move(group));
     } catch (IsClosed const&) {
       return;
@@ -285,16 +362,29 @@ class LinkListener::Impl {
     changed_.notify_one();
   }
 
+  /// Counts a refusal, and logs one a second at most.
   void refuse(std::string const& peer, std::string const& reason) {
+    std::uint64_t not_logged = 0;
     {
       std::lock_guard const lock(mutex_);
       ++refusals_.count;
-      refusals_.last_reason = reason;
+      refusals_.last_reason = printable(reason);
+      if (Clock::now() < next_log_) {
+        ++not_logged_;
+        return;
+      }
+      next_log_ = Clock::now() + kLogPause;
+      not_logged = std::exchange(not_logged_, 0);
     }
+    auto const others = not_logged == 0 ? "" : " (and " + std::to_string(not_logged) + " others before)";
     base::log(base::LogLevel::kWarning, "group", 0,
-              "link '" + options_.name + "': " + peer + " was not joined: " + reason);
+              "link '" + options_.name + "': " + peer + " was not joined: " + printable(reason) + others);
   }
 
+  /// Threads of joins. Those that were dropped end within kTick.
+  static constexpr std::size_t kMostThreads = 2 * kMostPending;
+
+  pid_t const owner_ = ::getpid();
   GroupOptions options_;
   base::FileDescriptor socket_, wake_;
   std::string address_;
@@ -304,13 +394,17 @@ class LinkListener::Impl {
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Group>> joined_;  ///< Guarded by mutex_.
   LinkRefusals refusals_;                      ///< Guarded by mutex_.
+  Deadline next_log_{};                        ///< Guarded by mutex_.
+  std::uint64_t not_logged_ = 0;               ///< Refusals since the last log record; guarded by mutex_.
   std::list<Joiner> joiners_;                  ///< Only the acceptor's thread uses it, then the destructor.
   std::thread acceptor_;
 };
 
 LinkListener::LinkListener(std::string const& address, GroupOptions options)
     : impl_(std::make_unique<Impl>(address, std::move(options))) {}
-LinkListener::~LinkListener() = default;
+LinkListener::~LinkListener() {
+  if (!impl_->is_of_this_process()) static_cast<void>(impl_.release());  // NOLINT(bugprone-unused-return-value)
+}
 std::string const& LinkListener::address() const { return impl_->address(); }
 std::unique_ptr<Group> LinkListener::accept(milliseconds timeout) { return impl_->accept(timeout); }
 void LinkListener::close() { impl_->close(); }
@@ -331,6 +425,8 @@ std::unique_ptr<Group> dial(std::string const& address, GroupOptions const& opti
       remaining.connect_timeout = left_until(until);
       try {
         return join(1, std::move(*socket), "the listener at " + candidate.to_string(), std::move(remaining));
+      } catch (NotAnswered const& failure) {
+        error = failure.what();
       } catch (SystemError const& failure) {
         throw no_link(options, address, failure.what());
       }

@@ -12,6 +12,8 @@
 #include <gtest/gtest.h>
 
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -163,6 +165,69 @@ TEST(Link, StrangersAndSilentPeersDelayNobody) {
   EXPECT_NE(listener.refusals().last_reason.find("protocol"), std::string::npos) << listener.refusals().last_reason;
 }
 
+TEST(Link, SilentStrangersGiveTheirPlacesUp) {
+  LinkListener listener("127.0.0.1:0", options_of());
+  std::vector<base::FileDescriptor> silent;
+  for (int i = 0; i < 3 * LinkListener::kMostPending; ++i) silent.push_back(connect_raw(listener.address()));
+  auto const begin = Clock::now();
+  auto const [server, client] = join(listener, options_of());
+  EXPECT_EQ(pass(*client, *server, 3), 3);
+  EXPECT_LT(Clock::now() - begin, seconds(4)) << "strangers kept the places";
+  EXPECT_NE(listener.refusals().last_reason.find("sent no name"), std::string::npos) << listener.refusals().last_reason;
+}
+
+TEST(Link, APeerWhoseConnectionEndsUnansweredDialsAgain) {
+  // A listener that closes each connection without a word, as one that is shut down does.
+  base::FileDescriptor raw = listen_on(*SocketAddress::parse("127.0.0.1:0"));
+  auto const address = own_address(raw.get()).to_string();
+  auto dialled = std::async(std::launch::async, [&] { return dial(address, options_of()); });
+  for (int closed = 0; closed < 3;) {
+    base::FileDescriptor const accepted(::accept4(raw.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (accepted.valid()) ++closed;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  raw.reset();
+  LinkListener listener(address, options_of());
+  auto const server = listener.accept(kLong);
+  ASSERT_NE(server, nullptr);
+  auto const client = dialled.get();
+  EXPECT_EQ(pass(*client, *server, 6), 6);
+}
+
+TEST(Link, ClosingEndsLinksThatNobodyAccepted) {
+  LinkListener listener("127.0.0.1:0", options_of());
+  auto const client = dial(listener.address(), options_of());
+  listener.close();
+  std::array<std::byte, 4> block{};
+  auto const never = client->receive(block, 0, 7, 0);
+  EXPECT_EQ(client->wait(*never).code(), StatusCode::kPeerLost);
+  EXPECT_EQ(listener.accept(milliseconds(10)), nullptr);
+}
+
+TEST(Link, WrongOptionsAreFoundAtOnce) {
+  auto options = options_of();
+  options.slot_bytes = 1;
+  EXPECT_THROW(LinkListener("127.0.0.1:0", options), UsageError);
+  EXPECT_THROW(static_cast<void>(dial("127.0.0.1:1", options)), UsageError);
+  options = options_of();
+  options.secret = "short";
+  EXPECT_THROW(LinkListener("127.0.0.1:0", options), UsageError);
+}
+
+TEST(Link, AForkedChildLeavesTheListenerToItsParent) {
+  auto listener = std::make_unique<LinkListener>("127.0.0.1:0", options_of());
+  pid_t const child = ::fork();
+  if (child == 0) {
+    listener.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  auto const [server, client] = join(*listener, options_of());
+  EXPECT_EQ(pass(*client, *server, 2), 2);
+}
+
 TEST(Link, APeerMayDialBeforeAnyoneListens) {
   std::string address;
   {
@@ -262,7 +327,7 @@ TEST(Link, LinksThatNobodyAcceptsAreLimited) {
   auto hasty = options_of(Transport::kTcp);
   hasty.connect_timeout = milliseconds(300);
   auto const error = error_of([&] { static_cast<void>(dial(listener.address(), hasty)); });
-  EXPECT_NE(error.find("did not send 'name/0' within"), std::string::npos) << error;
+  EXPECT_NE(error.find("did not send 'name/0' within"), std::string::npos) << "error: " << error;
   for (std::size_t peer = 0; peer < clients.size(); ++peer) EXPECT_NE(listener.accept(kLong), nullptr);
 }
 

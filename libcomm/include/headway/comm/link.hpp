@@ -40,7 +40,7 @@ class LinkListener {
   /// @throws UsageError if the address is malformed or not numeric, there is no secret, or the transport is inproc.
   /// @throws SystemError if nobody can listen there.
   LinkListener(std::string const& address, GroupOptions options);
-  /// Waits for joins that have begun, and ends links that nobody accepted.
+  /// Waits for joins that have begun, and ends links that nobody accepted. A forked child leaves all to its parent.
   ~LinkListener();
   LinkListener(LinkListener const&) = delete;
   LinkListener& operator=(LinkListener const&) = delete;
@@ -49,12 +49,13 @@ class LinkListener {
   [[nodiscard]] std::string const& address() const;
   /// Waits for the next link. @returns null when `timeout` passes first, or after close().
   [[nodiscard]] std::unique_ptr<Group> accept(std::chrono::milliseconds timeout);
-  /// Stops listening. Links that were accepted go on.
+  /// Stops listening. Links that were accepted go on, and the others end.
   void close();
   [[nodiscard]] LinkRefusals refusals() const;
 
   static constexpr std::chrono::seconds kLongestJoin{10};
-  /// Peers that are joined at a time, or wait for accept(). Others wait in the backlog of the socket.
+  /// Peers that are joined at a time, or wait for accept(). A peer that has sent no name gives its place to the next
+  /// one. Others wait in the backlog of the socket.
   static constexpr int kMostPending = 32;
 
  private:
