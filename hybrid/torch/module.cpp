@@ -117,10 +117,11 @@ class PythonClient {
   }
 
   void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
-                        std::uint64_t first_step, bool is_exact) {
+                        std::uint64_t first_step, bool is_exact, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
     client_->begin_generation(
-        generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact});
+        generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact},
+        token);
   }
 
   void start(std::uint64_t step, std::uint32_t worker, std::vector<FeatureTuple> const& tuples) {
@@ -242,6 +243,7 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_readonly("refused", &ServerStatus::refused)
       .def_readonly("dropped_gradients", &ServerStatus::dropped_gradients)
       .def_readonly("staleness", &ServerStatus::staleness);
+  py::register_exception<RequestRefused>(module, "RequestRefusedError", PyExc_RuntimeError);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
   py::class_<PythonClient>(module, "EmbeddingClient")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
@@ -249,7 +251,7 @@ PYBIND11_MODULE(_hybrid, module) {
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
            py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"), py::arg("num_threads"))
       .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
-           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"))
+           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
       .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))
       .def("wait", &PythonClient::wait, py::arg("step"), py::arg("worker"))
       .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),

@@ -34,6 +34,8 @@ class TableSettings:
         hot_count: int,
     ) -> None: ...
 
+class RequestRefusedError(RuntimeError): ...
+
 class ServerStatus:
     generation: int
     num_applied: int
@@ -69,7 +71,7 @@ class EmbeddingClient:
         num_threads: int,
     ) -> None: ...
     def begin_generation(
-        self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool
+        self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool, token: int
     ) -> None: ...
     def start(self, step: int, worker: int, features: Sequence[Feature]) -> None: ...
     def wait(self, step: int, worker: int) -> list[npt.NDArray[np.float32]]: ...  # (bags, dim) of each merged table

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -179,6 +180,60 @@ TEST(EmbeddingClient, AMissingPartIsATimeoutThatNamesTheServer) {
     EXPECT_EQ(error.status().code(), base::StatusCode::kTimeout);
     EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows came within 100 ms"), 0U)
         << error.what();
+  }
+}
+
+TEST(EmbeddingClient, ARefusedPartCanBeEndedByAVoidNotice) {
+  Servers servers(2, {.is_strict = true});
+  auto const client = connect(servers);
+  client->begin_generation(1, {.num_workers = 1});
+  RandomBatch const batch(1);
+  client->start({0, 0}, batch.features);
+  client->wait({0, 0});
+  std::vector<float> const first(client->num_bags({0, 0}, 0) * 4, std::numeric_limits<float>::infinity());
+  client->return_gradients(
+      {0, 0}, std::vector<EmbeddingClient::Gradients>{{.rate = 1, .values = first}, {.rate = 1, .values = {}}});
+  EXPECT_THROW(client->finish({0, 0}), RequestRefused);
+  client->drop({0, 0});
+  EXPECT_THROW(client->finish({0, 0}), RequestRefused) << "the other server";
+  client->drop({0, 0});
+  client->finish({0, 0});
+  for (auto const& status : client->status()) EXPECT_EQ(status.num_applied, 1U);
+}
+
+TEST(EmbeddingClient, ALostServerIsNamedAtEachCall) {
+  Servers servers(2);
+  auto const client = connect(servers);
+  client->begin_generation(1, {.num_workers = 1, .staleness = 1});
+  RandomBatch const batch(1);
+  client->start({0, 0}, batch.features);
+  client->wait({0, 0});
+  servers.end(1);
+  auto const error_of = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (std::runtime_error const& error) {
+      return error.what();
+    }
+    return "";
+  };
+  std::vector<EmbeddingClient::Gradients> const none(2);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(error_of([&] {
+                if (again == 0) client->return_gradients({0, 0}, none);
+                client->finish({0, 0});
+              }).find("server 1: "),
+              0U);
+    EXPECT_EQ(error_of([&] {
+                if (again == 0) client->start({1, 0}, batch.features);
+                client->finish({0, 0});
+              }).find("server 1: "),
+              0U);
+    EXPECT_EQ(error_of([&] {
+                if (again == 0) client->wait({1, 0});
+                client->finish({0, 0});
+              }).find("server 1: "),
+              0U);
   }
 }
 

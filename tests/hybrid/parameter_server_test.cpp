@@ -102,10 +102,60 @@ TEST_F(ParameterServerTest, AVoidNoticeEndsItsHeldLookup) {
   begin(1, 0);
   worker(0).start(0, Ids{1});
   worker(0).start(1, Ids{1});
+  EXPECT_EQ(worker(0).rows(0).size(), 1U);
   auto const notice = client().start_void(1, {1, 0});
-  client().finish(*notice);
   EXPECT_NE(refusal_of([&] { static_cast<void>(worker(0).rows(1)); }).find("batch of step 1, worker 0: it is void"),
             std::string::npos);
+  EXPECT_FALSE(has_rows(*notice)) << "it is answered when a lookup would be";
+  worker(0).finish(0, std::vector<float>{1}, 1);
+  client().finish(*notice);
+}
+
+TEST_F(ParameterServerTest, AWorkerWithoutBatchesDoesNotRunAway) {
+  begin(2, 1);
+  std::vector<Requester::CallPtr> notices;
+  for (std::uint64_t step = 0; step < 3; ++step) notices.push_back(client().start_void(1, {step, 0}));
+  client().finish(*notices[0]);
+  client().finish(*notices[1]);
+  EXPECT_FALSE(has_rows(*notices[2])) << "step 0 of worker 1 is missing";
+  worker(1).send_void(0);
+  client().finish(*notices[2]);
+}
+
+TEST_F(ParameterServerTest, TwoTrainersDoNotShareAGeneration) {
+  begin(1, 0);
+  client().begin_generation(2, {.num_workers = 1}, 11);
+  client().begin_generation(2, {.num_workers = 1}, 11);
+  EXPECT_NE(refusal_of([&] {
+              client().begin_generation(2, {.num_workers = 1}, 12);
+            }).find("generation 2 was begun by another trainer at the same time"),
+            std::string::npos);
+}
+
+TEST_F(ParameterServerTest, AFirstStepThatIsTooLargeChangesNothing) {
+  begin(1, 0);
+  for (std::uint64_t const step : {~std::uint64_t{0}, std::uint64_t{1} << 32}) {
+    EXPECT_NE(refusal_of([&] {
+                client().begin_generation(2, {.num_workers = 1, .staleness = 1, .first_step = step});
+              }).find("first step is too large"),
+              std::string::npos);
+  }
+  EXPECT_EQ(client().status().generation, 1U);
+  worker(0).start(0, Ids{5});
+  EXPECT_EQ(worker(0).rows(0).size(), 1U);
+}
+
+TEST_F(ParameterServerTest, RowsThatWouldNotFitAPartAreRefused) {
+  begin(1, 0, {.max_rows_bytes = 40});
+  Ids ids;
+  for (std::uint64_t id = 0; id < 11; ++id) ids.push_back(id);
+  worker(0).start(0, ids);
+  EXPECT_EQ(refusal_of([&] { static_cast<void>(worker(0).rows(0)); }),
+            "bad request: batch of step 0, worker 0: its rows have 44 bytes, and at most 40 are allowed");
+  ids.pop_back();
+  TestWorker again(*servers_, 0, 1, 1);
+  again.start(0, ids);
+  EXPECT_EQ(again.rows(0).size(), 10U) << "nothing was counted";
 }
 
 TEST_F(ParameterServerTest, AnOlderGenerationIsVoid) {

@@ -182,6 +182,38 @@ TEST(Requests, EndWithTheRequester) {
   EXPECT_FALSE(ends.responder->why().empty());
 }
 
+TEST(Requests, AnswersToARequesterThatHasGoneAreDropped) {
+  std::vector<Request> kept;
+  std::atomic<int> num_kept = 0;
+  Ends ends([&](Request& request) {
+    kept.push_back(std::move(request));
+    ++num_kept;
+  });
+  std::vector<Requester::CallPtr> calls;
+  for (std::uint32_t kind = 0; kind < 4; ++kind) calls.push_back(ends.requester->start({.kind = kind, .body = {}}));
+  while (num_kept < 4) std::this_thread::sleep_for(milliseconds(1));
+  ends.requester.reset();
+  calls.clear();
+  auto const until = comm::deadline_after(kLong);
+  while (!ends.responder->has_ended() && comm::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  for (auto& each : kept) each.reply(pattern(5000, 1));
+}
+
+TEST(Requests, APeerThatTakesNoAnswersLosesItsLink) {
+  auto [server, client] = make_two_ends();
+  Responder const responder(std::move(server), {.incarnation = kIncarnation, .max_unsent_bytes = 1 << 20},
+                            [](Request& request) { request.reply(pattern(100'000, 1)); });
+  std::vector<Frame> frames(100);
+  std::vector<comm::OperationPtr> sends;
+  for (std::uint64_t seq = 1; seq <= frames.size(); ++seq) {
+    frames[seq - 1].header = {.seq = seq, .incarnation = kIncarnation, .kind = 5};
+    sends.push_back(client->send(frames[seq - 1].bytes(), 0, kRequestMatch, kBytes));
+  }
+  auto const until = comm::deadline_after(kLong);
+  while (!responder.has_ended() && comm::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_NE(responder.why().find("does not take its answers"), std::string::npos) << responder.why();
+}
+
 TEST(Requests, ATooLargeOneEndsTheLinkAndSaysWhy) {
   Ends const ends(echo, 0, 10'000);
   try {

@@ -42,6 +42,11 @@ class Servers {
 
   [[nodiscard]] std::size_t size() const { return servers_.size(); }
   [[nodiscard]] ParameterServer& operator[](std::size_t index) { return *servers_[index]; }
+  /// Ends all links of a server.
+  void end(std::size_t index) {
+    std::lock_guard const lock(mutex_);
+    for (std::size_t i = index; i < responders_.size(); i += servers_.size()) responders_[i].reset();
+  }
   /// Clients of all servers, for one worker. Thread-safe.
   [[nodiscard]] std::vector<std::unique_ptr<ServerClient>> connect() {
     std::vector<std::unique_ptr<ServerClient>> clients;

@@ -3,7 +3,7 @@
 // Layout of the bodies, in words of 64 bits (words.hpp). There are M merged tables.
 //
 //   configure    number of merged tables; for each: options, number of tables, their ids (32 bits each)
-//   generation   workers, staleness, first step, exact order
+//   generation   token, workers, staleness, first step, exact order
 //   lookup, read step, worker, M numbers of keys; for each merged table: ids, tables (32 bits), counts (32 bits)
 //   part         step, worker; for each merged table: rate, number of floats, floats
 //   void         step, worker
@@ -129,21 +129,26 @@ std::vector<MergedTable> decode_tables(std::span<std::byte const> body) {
   return tables;
 }
 
-std::vector<std::byte> encode_generation(StepLedger::Options const& options) {
+std::vector<std::byte> encode_generation(StepLedger::Options const& options, std::uint64_t token) {
   WordWriter to;
-  to.word(options.num_workers).word(options.staleness).word(options.first_step).word(options.is_exact ? 1 : 0);
+  to.word(token)
+      .word(options.num_workers)
+      .word(options.staleness)
+      .word(options.first_step)
+      .word(options.is_exact ? 1 : 0);
   return to.take();
 }
 
-StepLedger::Options decode_generation(std::span<std::byte const> body) {
+std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::byte const> body) {
   WordReader from(body);
+  auto const token = from.word();
   StepLedger::Options options;
   options.num_workers = static_cast<std::uint32_t>(from.word_up_to(StepLedger::kMostWorkers, "the number of workers"));
   options.staleness = static_cast<std::uint32_t>(from.word_up_to(StepLedger::kMostStaleness, "the staleness"));
   options.first_step = from.word();
   options.is_exact = from.word_up_to(1, "exact order") == 1;
   from.expect_end();
-  return options;
+  return {options, token};
 }
 
 std::vector<std::byte> encode_lookup(BatchId batch, std::span<KeyList const> tables) {

@@ -76,20 +76,33 @@ struct Outgoing {
 class SendList {
  public:
   /// Sends a frame, and the rest of its body if it has one.
+  /// @throws base::OperationError if the link has failed
   void send(comm::Group& link, FrameHeader const& header, std::vector<std::byte> body, std::uint64_t match,
             std::uint64_t rest_match) {
     auto message = std::make_unique<Outgoing>(header, std::move(body));
     int const peer = 1 - link.rank();
     std::lock_guard const lock(mutex_);
-    std::erase_if(sending_, [](Sending const& each) {
-      return each.first->done() && (each.rest == nullptr || each.rest->done());
-    });
-    auto& sending = sending_.emplace_back();
-    sending.message = std::move(message);
-    auto& outgoing = *sending.message;
-    sending.first = link.send(outgoing.frame.bytes(), peer, match, kBytes);
+    forget_sent();
+    auto& outgoing = *message;
+    // A send that throws has not begun. Once the first one has, its memory has to stay.
+    sending_.push_back({.message = std::move(message), .first = nullptr, .rest = nullptr});
+    auto& sending = sending_.back();
+    try {
+      sending.first = link.send(outgoing.frame.bytes(), peer, match, kBytes);
+    } catch (...) {
+      sending_.pop_back();
+      throw;
+    }
+    num_bytes_ += kFirstBytes + outgoing.body.size();
     auto const rest = std::span<std::byte const>(outgoing.body).subspan(outgoing.frame.num_inline());
     if (!rest.empty()) sending.rest = link.send(rest, peer, rest_match, kBytes);
+  }
+
+  /// Memory of messages that have not left.
+  [[nodiscard]] std::size_t num_bytes() {
+    std::lock_guard const lock(mutex_);
+    forget_sent();
+    return num_bytes_;
   }
 
  private:
@@ -98,8 +111,17 @@ class SendList {
     comm::OperationPtr first{}, rest{};
   };
 
+  void forget_sent() {
+    std::erase_if(sending_, [this](Sending const& each) {
+      if (!each.first->done() || (each.rest != nullptr && !each.rest->done())) return false;
+      num_bytes_ -= kFirstBytes + each.message->body.size();
+      return true;
+    });
+  }
+
   std::mutex mutex_;
   std::list<Sending> sending_;
+  std::size_t num_bytes_ = 0;
 };
 
 /// A frame on its way in, and its body. `receive` is the operation under way.

@@ -27,22 +27,28 @@ namespace headway::hybrid {
 /// The link of requests. Requests that were kept may outlive the responder.
 class Request::Origin {
  public:
-  Origin(std::unique_ptr<comm::Group> link, std::uint64_t incarnation)
-      : incarnation_(incarnation), link_(std::move(link)) {}
+  Origin(std::unique_ptr<comm::Group> link, ResponderOptions const& options)
+      : options_(options), link_(std::move(link)) {}
 
   [[nodiscard]] comm::Group& link() { return *link_; }
 
   void reply(std::uint64_t seq, std::uint64_t generation, ReplyCode code, std::vector<std::byte> body) {
-    FrameHeader const header{
-        .seq = seq, .generation = generation, .incarnation = incarnation_, .kind = static_cast<std::uint64_t>(code)};
+    FrameHeader const header{.seq = seq,
+                             .generation = generation,
+                             .incarnation = options_.incarnation,
+                             .kind = static_cast<std::uint64_t>(code)};
     try {
+      if (sends_.num_bytes() > options_.max_unsent_bytes) {
+        link_->admin().abort("the peer does not take its answers: over " + std::to_string(options_.max_unsent_bytes) +
+                             " bytes wait for it");
+      }
       sends_.send(*link_, header, std::move(body), reply_match(seq), reply_rest_match(seq));
-    } catch (base::OperationError const&) {  // The link has failed, so nobody waits for the answer.
+    } catch (std::exception const&) {  // The link has failed, so nobody waits for the answer.
     }
   }
 
  private:
-  std::uint64_t incarnation_;
+  ResponderOptions const options_;
   SendList sends_;
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
 };
@@ -73,7 +79,7 @@ class Responder::Impl {
   Impl(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler)
       : options_(options),
         handler_(std::move(handler)),
-        origin_(std::make_shared<Request::Origin>(std::move(link), options.incarnation)) {
+        origin_(std::make_shared<Request::Origin>(std::move(link), options)) {
     base::expects(options.incarnation != 0, "an incarnation is not 0");
     base::expects(origin_->link().size() == 2, "a link has two ends");
     thread_ = std::thread([this] { run(); });

@@ -17,11 +17,13 @@
 //   begin_step() protects rows from step num_applied on.
 //   A key whose row is gone is skipped with its gradient, and the others keep theirs.
 //   One mutex guards all, so no reader sees half an update.
+//   A request that throws has changed nothing. If an update throws, the server has failed and answers nothing more.
 // Complexity: O(K dim) for K keys of a request or a step. Memory: keys of the batches in the window, and parts that
 // wait.
 
 #include "headway/hybrid/parameter_server.hpp"
 
+#include "headway/base/log.hpp"
 #include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/description.hpp"
 
@@ -59,8 +61,11 @@ struct ParameterServer::Batch {
   std::vector<double> rates{};  ///< (merged tables)
 };
 
-struct ParameterServer::HeldLookup {
-  Request request;
+struct ParameterServer::Sums {
+  embedding::UniqueBlocks keys{};
+  embedding::Block<embedding::RowId> rows{};
+  embedding::Block<float> values{};  ///< (keys, dim); empty: no worker has gradients.
+  double rate = 0;
 };
 
 ParameterServer::ParameterServer(ParameterServerOptions options)
@@ -69,6 +74,7 @@ ParameterServer::~ParameterServer() = default;
 
 void ParameterServer::handle(Request& request) {
   std::lock_guard const lock(mutex_);
+  if (!failure_.empty()) return request.refuse(ReplyCode::kFailed, "the server has failed: " + failure_);
   switch (static_cast<ServerRequest>(request.kind())) {
     case ServerRequest::kConfigure:
       return configure(request);
@@ -122,6 +128,7 @@ void ParameterServer::configure(Request& request) {
       each.options.thread_pool = options_.thread_pool;
       tables.push_back(embedding::make_cpu_table(each.options));
     }
+    for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
     merged_ = std::move(merged);
     tables_ = std::move(tables);
     configuration_ = copy_of(body);
@@ -136,7 +143,7 @@ void ParameterServer::configure(Request& request) {
 
 void ParameterServer::begin_generation(Request& request) {
   base::expects(!configuration_.empty(), "the server has no tables yet");
-  auto const options = decode_generation(request.body());
+  auto const [options, token] = decode_generation(request.body());
   base::expects(request.generation() > 0, "generations count from 1");
   if (request.generation() < generation_) {
     return request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(request.generation()) +
@@ -148,20 +155,25 @@ void ParameterServer::begin_generation(Request& request) {
                                           std::to_string(present.num_workers) + " dense workers, staleness " +
                                           std::to_string(present.staleness) + " and first step " +
                                           std::to_string(present.first_step));
+    base::expects(token == token_, "generation " + std::to_string(generation_) +
+                                       " was begun by another trainer at the same time: connect again");
     return request.reply({});
   }
   StepLedger ledger(options);
-  base::expects(options.first_step + options.staleness < std::numeric_limits<std::uint32_t>::max() - (1U << 20),
-                "the first step is too large");
-  for (auto& [id, held] : held_) {
-    held.request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(generation_) + " has ended");
+  constexpr std::uint64_t kMostSteps = std::numeric_limits<std::uint32_t>::max() - StepLedger::kMostStaleness;
+  base::expects(options.first_step < kMostSteps - (1U << 20), "the first step is too large");
+  counts_.staleness.resize(std::max<std::size_t>(counts_.staleness.size(), options.staleness + std::size_t{1}));
+  for (auto* const held : {&held_, &held_voids_}) {
+    for (auto& [id, waiting] : *held) {
+      waiting.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(generation_) + " has ended");
+    }
+    held->clear();
   }
-  held_.clear();
   counts_.void_generation += batches_.size();
   batches_.clear();
   ledger_.emplace(std::move(ledger));
   generation_ = request.generation();
-  counts_.staleness.resize(std::max<std::size_t>(counts_.staleness.size(), options.staleness + std::size_t{1}));
+  token_ = token;
   begin_table_step();
   request.reply({});
 }
@@ -173,67 +185,92 @@ void ParameterServer::begin_table_step() {
   for (auto const& table : tables_) table->begin_step(table_step_, oldest);
 }
 
+void ParameterServer::expect_keys(std::string const& name, std::span<KeyList const> tables) const {
+  std::size_t num_bytes = 0;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    for (auto const table : tables[merged].tables) {
+      base::expects(ids_of_tables_[merged].contains(table),
+                    name + ": table " + std::to_string(table) + " is not of merged table " + std::to_string(merged));
+    }
+    num_bytes += tables[merged].ids.size() * tables_[merged]->dim() * sizeof(float);
+  }
+  base::expects(num_bytes <= options_.max_rows_bytes, name + ": its rows have " + std::to_string(num_bytes) +
+                                                          " bytes, and at most " +
+                                                          std::to_string(options_.max_rows_bytes) + " are allowed");
+}
+
 void ParameterServer::look_up(Request& request) {
   auto const decoded = decode_lookup(request.body(), tables_.size());
   auto const& batch = decoded.batch;
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const& known = merged_[merged].tables;
-    for (auto const table : decoded.tables[merged].tables) {
-      base::expects(
-          std::ranges::find(known, table) != known.end(),
-          name_of(batch) + ": table " + std::to_string(table) + " is not of merged table " + std::to_string(merged));
-    }
-  }
-  ledger_->add_lookup(batch.step, batch.worker);
-  ++counts_.lookups;
-  BatchKey const id{batch.step, batch.worker};
-  auto& entry = batches_[id];
+  expect_keys(name_of(batch), decoded.tables);
+  Batch made;
   for (auto const& keys : decoded.tables) {
-    entry.keys.push_back({.ids = copy_of(keys.ids), .tables = copy_of(keys.tables), .counts = copy_of(keys.counts)});
+    made.keys.push_back({.ids = copy_of(keys.ids), .tables = copy_of(keys.tables), .counts = copy_of(keys.counts)});
   }
+  BatchKey const id{batch.step, batch.worker};
+  auto const [entry, is_new] = batches_.try_emplace(id);
+  try {
+    ledger_->add_lookup(batch.step, batch.worker);
+  } catch (...) {  // Nothing was counted.
+    if (is_new) batches_.erase(entry);
+    throw;
+  }
+  entry->second = std::move(made);
+  ++counts_.lookups;
   if (!ledger_->may_answer(batch.step)) {
-    held_.emplace(id, HeldLookup{std::move(request)});
+    held_.emplace(id, std::move(request));
     return;
   }
   answer(id, request);
   advance();  // In exact order, parts may have waited for this answer.
 }
 
+// A batch that cannot be answered stays, so a void notice can end it.
 void ParameterServer::answer(BatchKey id, Request& request) {
-  auto const& entry = batches_.at(id);
+  auto const [step, worker] = id;
+  std::vector<std::byte> body;
+  try {
+    body = rows_of(batches_.at(id).keys);
+  } catch (std::exception const& error) {
+    return request.refuse(ReplyCode::kFailed,
+                          name_of({.step = step, .worker = worker}) + ": its rows cannot be read: " + error.what());
+  }
+  ++counts_.staleness[step - std::min(step, ledger_->num_applied())];
+  ledger_->count_answer(step, worker);
+  request.reply(std::move(body));
+}
+
+std::vector<std::byte> ParameterServer::rows_of(std::span<Keys const> keys) {
   std::size_t num_floats = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    num_floats += entry.keys[merged].ids.size() * tables_[merged]->dim();
+    num_floats += keys[merged].ids.size() * tables_[merged]->dim();
   }
   std::vector<std::byte> body(num_floats * sizeof(float));
   std::span<float> out(reinterpret_cast<float*>(body.data()), num_floats);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const keys = entry.keys[merged].view();
-    if (keys.size() == 0) continue;
-    auto const rows = device_->block<embedding::RowId>(keys.size());
-    auto const values = out.first(keys.size() * tables_[merged]->dim());
-    tables_[merged]->find_or_insert(keys, rows.span, {});
-    tables_[merged]->gather(keys, rows.span, values);
+    auto const of_table = keys[merged].view();
+    if (of_table.size() == 0) continue;
+    auto const rows = device_->block<embedding::RowId>(of_table.size());
+    auto const values = out.first(of_table.size() * tables_[merged]->dim());
+    tables_[merged]->find_or_insert(of_table, rows.span, {});
+    tables_[merged]->gather(of_table, rows.span, values);
     out = out.subspan(values.size());
   }
-  auto const [step, worker] = id;
-  auto const lacking = step - std::min(step, ledger_->num_applied());
-  ++counts_.staleness[lacking];
-  ledger_->count_answer(step, worker);
-  request.reply(std::move(body));
+  return body;
 }
 
 void ParameterServer::read(Request& request) {
   base::expects(!configuration_.empty(), "the server has no tables yet");
   auto const decoded = decode_lookup(request.body(), tables_.size());
+  expect_keys("a read", decoded.tables);
   std::vector<float> all;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& list = decoded.tables[merged];
     embedding::Keys const keys{.ids = list.ids, .tables = list.tables, .counts = list.counts};
     auto const& table = *tables_[merged];
+    if (keys.size() == 0) continue;
     auto const rows = device_->block<embedding::RowId>(keys.size());
     auto const values = device_->block<float>(keys.size() * table.dim());
-    if (keys.size() == 0) continue;
     table.find(keys, rows.span, {});
     table.gather(keys, rows.span, values.span);
     if (merged_[merged].reads_unknown_as_zeros) device_->mask_rows(rows.span, table.dim(), values.span);
@@ -266,13 +303,16 @@ void ParameterServer::take_part(Request& request) {
   }
   base::expects(is_finite || !options_.is_strict, name_of(batch) + ": a gradient is not finite");
   expect_rates(part);
+  std::vector<std::vector<float>> gradients;
+  std::vector<double> rates;
+  for (auto const& values : part.tables) {
+    gradients.push_back(copy_of(values.gradients));
+    rates.push_back(values.rate);
+  }
   ledger_->add_part(batch.step, batch.worker);
-  auto& entry = found->second;
   if (is_finite) {
-    for (auto const& values : part.tables) {
-      entry.gradients.push_back(copy_of(values.gradients));
-      entry.rates.push_back(values.rate);
-    }
+    found->second.gradients = std::move(gradients);
+    found->second.rates = std::move(rates);
     ++counts_.parts;
   } else {
     ++counts_.void_not_finite;
@@ -298,38 +338,61 @@ void ParameterServer::take_void(Request& request) {
   ledger_->add_part(batch.step, batch.worker);
   BatchKey const id{batch.step, batch.worker};
   if (auto const held = held_.find(id); held != held_.end()) {
-    held->second.request.refuse(ReplyCode::kFailed, name_of(batch) + ": it is void");
+    held->second.refuse(ReplyCode::kFailed, name_of(batch) + ": it is void");
     held_.erase(held);
   }
   batches_.erase(id);
   ++counts_.voids;
-  request.reply({});
+  // A worker without batches would run away from the others if its void notices were answered at once.
+  if (ledger_->may_answer(batch.step)) {
+    request.reply({});
+  } else {
+    held_voids_.emplace(id, std::move(request));
+  }
   advance();
 }
 
-void ParameterServer::advance() {
-  while (ledger_->may_apply()) {
-    apply_step();
-    ledger_->finish_step();
-    begin_table_step();
-    answer_held();
+void ParameterServer::advance() noexcept {
+  try {
+    while (ledger_->may_apply()) {
+      apply_step();
+      ledger_->finish_step();
+      begin_table_step();
+      answer_held();
+    }
+  } catch (std::exception const& error) {
+    failure_ = "step " + std::to_string(ledger_->num_applied()) + " could not be applied: " + error.what();
+    base::log(base::LogLevel::kWarning, "hybrid", 0, "the parameter server has failed: " + failure_);
+    held_.clear();
+    held_voids_.clear();
   }
 }
 
 void ParameterServer::answer_held() {
+  while (!held_voids_.empty() && ledger_->may_answer(held_voids_.begin()->first.first)) {
+    held_voids_.extract(held_voids_.begin()).mapped().reply({});
+  }
   while (!held_.empty() && ledger_->may_answer(held_.begin()->first.first)) {
     auto held = held_.extract(held_.begin());
-    answer(held.key(), held.mapped().request);
+    answer(held.key(), held.mapped());
   }
 }
 
+// Sums and rows of all tables are made before the first update, since that may fail.
 void ParameterServer::apply_step() {
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) update(merged);
   auto const step = ledger_->num_applied();
+  std::vector<Sums> all;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) all.push_back(sums_of(merged));
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const& sums = all[merged];
+    if (sums.values.empty()) continue;
+    tables_[merged]->update(sums.keys.keys(), sums.rows.span, sums.values.span,
+                            {.learning_rate = sums.rate, .number = step + 1});
+  }
   batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
 }
 
-void ParameterServer::update(std::size_t merged) {
+ParameterServer::Sums ParameterServer::sums_of(std::size_t merged) {
   auto const step = ledger_->num_applied();
   std::vector<embedding::KeyValues> pieces;
   double rate = 0;
@@ -339,16 +402,16 @@ void ParameterServer::update(std::size_t merged) {
     if (pieces.empty()) rate = batch.rates[merged];
     pieces.push_back({.keys = batch.keys[merged].view(), .values = batch.gradients[merged]});
   }
-  if (pieces.empty()) return;
-  auto& table = *tables_[merged];
+  if (pieces.empty()) return {};
+  auto const& table = *tables_[merged];
   auto const all = device_->concatenate(pieces, table.dim());
-  auto const once = device_->deduplicate(all.keys());
-  auto const sums = device_->block<float>(once.num_rows() * table.dim());
-  device_->reduce(once, {}, table.dim(), all.values.span, sums.span);
-  auto const keys = once.keys();
-  auto const rows = device_->block<embedding::RowId>(keys.size());
-  table.find(keys, rows.span, {});
-  table.update(keys, rows.span, sums.span, {.learning_rate = rate, .number = step + 1});
+  Sums sums{.keys = device_->deduplicate(all.keys()), .rate = rate};
+  auto const num_rows = sums.keys.num_rows();
+  sums.values = device_->block<float>(num_rows * table.dim());
+  device_->reduce(sums.keys, {}, table.dim(), all.values.span, sums.values.span);
+  sums.rows = device_->block<embedding::RowId>(num_rows);
+  table.find(sums.keys.keys(), sums.rows.span, {});
+  return sums;
 }
 
 ServerStatus ParameterServer::status() const {

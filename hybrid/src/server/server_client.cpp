@@ -26,8 +26,8 @@ void ServerClient::configure(std::span<embedding::MergedTable const> tables) {
   static_cast<void>(ask(ServerRequest::kConfigure, 0, encode_tables(tables)));
 }
 
-void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options) {
-  static_cast<void>(ask(ServerRequest::kBeginGeneration, generation, encode_generation(options)));
+void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
+  static_cast<void>(ask(ServerRequest::kBeginGeneration, generation, encode_generation(options, token)));
 }
 
 Requester::CallPtr ServerClient::start_lookup(std::uint64_t generation, BatchId batch,

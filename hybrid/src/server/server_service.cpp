@@ -6,7 +6,7 @@
 #include "headway/comm/endpoint.hpp"
 #include "headway/comm/link.hpp"
 
-#include <atomic>
+#include <algorithm>
 #include <list>
 #include <mutex>
 #include <random>
@@ -19,9 +19,18 @@ namespace {
 
 /// Time after which ended links are forgotten, and after which the accepting thread sees that it has to stop.
 constexpr std::chrono::milliseconds kTick(200);
+/// Each link has a thread.
+constexpr std::size_t kMostLinks = 1024;
 
 comm::GroupOptions link_options(comm::GroupOptions options) {
   options.timeout = comm::kLongestTimeout;  // A receive for the next request is always pending.
+  return options;
+}
+
+/// Gradients of a batch are about as large as its rows, and have to fit a request.
+ParameterServerOptions with_answer_limit(ParameterServerOptions options, std::size_t max_body_bytes) {
+  constexpr std::size_t kHeader = 64 << 10;
+  options.max_rows_bytes = std::min(options.max_rows_bytes, max_body_bytes - std::min(kHeader, max_body_bytes / 2));
   return options;
 }
 
@@ -39,7 +48,7 @@ class ServerService::Impl {
   explicit Impl(ServerServiceOptions options)
       : options_(std::move(options)),
         incarnation_(draw_incarnation()),
-        server_(options_.server),
+        server_(with_answer_limit(options_.server, options_.max_body_bytes)),
         listener_(options_.address, link_options(options_.link)),
         acceptor_([this](std::stop_token const& stop) { run(stop); }) {}
   ~Impl() {
@@ -69,6 +78,10 @@ class ServerService::Impl {
         return true;
       });
       if (link == nullptr) continue;
+      if (links_.size() >= kMostLinks) {
+        link->admin().abort("the server has " + std::to_string(kMostLinks) + " links, and takes no more");
+        continue;
+      }
       try {
         links_.push_back(std::make_unique<Responder>(
             std::move(link), ResponderOptions{.incarnation = incarnation_, .max_body_bytes = options_.max_body_bytes},

@@ -21,6 +21,7 @@
 #include "headway/base/status.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -41,10 +42,18 @@ std::string name_of(BatchId batch) {
 }  // namespace
 
 struct EmbeddingClient::Batch {
-  std::optional<RoutedBatch> keys;            ///< None for a void notice without a lookup.
-  std::vector<Requester::CallPtr> lookups{};  ///< (servers) Null once their rows are here.
-  bool has_rows = false;
-  std::vector<Requester::CallPtr> parts{};  ///< (servers) Parts or void notices; empty before.
+  /// State of the batch at one server.
+  struct AtServer {
+    Requester::CallPtr lookup{};  ///< Null: not sent, or `has_rows`.
+    bool has_rows = false;
+    Requester::CallPtr part{};  ///< A part or void notice; null: not sent, refused, or `is_taken`.
+    bool is_taken = false;
+  };
+
+  std::optional<RoutedBatch> keys{};  ///< None for a void notice without a lookup.
+  std::vector<AtServer> servers{};
+  bool has_rows = false;   ///< All servers have sent theirs.
+  bool has_ended = false;  ///< It has returned gradients, or is void.
 };
 
 template <class Call>
@@ -57,6 +66,19 @@ auto EmbeddingClient::at_server(std::size_t server, Call&& call) {
   } catch (RequestRefused const& refused) {
     throw RequestRefused(refused.code(), prefix() + refused.what());
   }
+}
+
+template <class Call>
+void EmbeddingClient::at_each_server(Call&& call) {
+  std::exception_ptr first;
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    try {
+      at_server(server, [&](ServerClient& client) { call(server, client); });
+    } catch (...) {
+      if (first == nullptr) first = std::current_exception();
+    }
+  }
+  if (first != nullptr) std::rethrow_exception(first);
 }
 
 EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
@@ -80,9 +102,10 @@ EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<emb
 
 EmbeddingClient::~EmbeddingClient() = default;
 
-void EmbeddingClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options) {
+void EmbeddingClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options,
+                                       std::uint64_t token) {
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    at_server(server, [&](ServerClient& client) { client.begin_generation(generation, options); });
+    at_server(server, [&](ServerClient& client) { client.begin_generation(generation, options, token); });
   }
   batches_.clear();
   generation_ = generation;
@@ -119,26 +142,26 @@ std::size_t EmbeddingClient::num_in_flight(std::uint32_t worker) const {
 
 void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> features) {
   base::expects(generation_ > 0, "no generation has begun");
+  base::expects(batch.worker < StepLedger::kMostWorkers, name_of(batch) + ": there is no such worker");
   base::expects(!batches_.contains({batch.worker, batch.step}), name_of(batch) + ": it was started before");
   base::expects(num_in_flight(batch.worker) <= staleness_,
                 name_of(batch) + ": " + std::to_string(staleness_ + 1) + " batches are in flight");
-  auto made = std::make_unique<Batch>(Batch{.keys = route(features)});
+  auto made = std::make_unique<Batch>();
+  made->keys = route(features);
+  made->servers.resize(servers_.size());
   auto& entry = *batches_.emplace(std::pair(batch.worker, batch.step), std::move(made)).first->second;
-  for (std::size_t server = 0; server < servers_.size(); ++server) {
-    auto const keys = keys_of(*entry.keys, server);
-    entry.lookups.push_back(
-        at_server(server, [&](ServerClient& client) { return client.start_lookup(generation_, batch, keys); }));
-  }
+  at_each_server([&](std::size_t server, ServerClient& client) {
+    entry.servers[server].lookup = client.start_lookup(generation_, batch, keys_of(*entry.keys, server));
+  });
 }
 
 bool EmbeddingClient::is_ready(BatchId batch) {
   auto& entry = at(batch);
   if (entry.has_rows) return true;
-  for (std::size_t server = 0; server < entry.lookups.size(); ++server) {
-    if (entry.lookups[server] == nullptr) continue;
-    if (!at_server(server, [&](ServerClient& client) { return client.requester().test(*entry.lookups[server]); })) {
-      return false;
-    }
+  for (std::size_t server = 0; server < entry.servers.size(); ++server) {
+    auto const& lookup = entry.servers[server].lookup;
+    if (lookup == nullptr) continue;
+    if (!at_server(server, [&](ServerClient& client) { return client.requester().test(*lookup); })) return false;
   }
   return true;
 }
@@ -162,17 +185,22 @@ Reply EmbeddingClient::await(ServerClient& client, Requester::Call& call, comm::
 void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   if (entry.has_rows) return;
-  base::expects(entry.keys.has_value() && entry.parts.empty(), name_of(batch) + ": it is void");
+  base::expects(!entry.has_ended, name_of(batch) + ": it is void");
   auto const until = comm::deadline_after(timeout_);
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    if (entry.lookups[server] == nullptr) continue;
+    auto& of_server = entry.servers[server];
+    if (of_server.has_rows) continue;
     at_server(server, [&](ServerClient& client) {
-      auto const reply = await(client, *entry.lookups[server], until, while_waiting, name_of(batch) + ": no rows came");
+      if (of_server.lookup == nullptr) {
+        throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": it could not be sent"});
+      }
+      auto const reply = await(client, *of_server.lookup, until, while_waiting, name_of(batch) + ": no rows came");
       std::span<float const> const rows(reinterpret_cast<float const*>(reply.body.data()),
                                         reply.body.size() / sizeof(float));
       take_rows(*entry.keys, server, rows);
     });
-    entry.lookups[server] = nullptr;
+    of_server.lookup = nullptr;
+    of_server.has_rows = true;
   }
   entry.has_rows = true;
 }
@@ -203,47 +231,65 @@ void EmbeddingClient::expand(BatchId batch, std::size_t merged, std::span<float>
 void EmbeddingClient::return_gradients(BatchId batch, std::span<Gradients const> gradients) {
   auto& entry = at(batch);
   base::expects(entry.has_rows, name_of(batch) + ": its rows have not come");
-  base::expects(entry.parts.empty(), name_of(batch) + ": it has returned gradients, or is void");
+  base::expects(!entry.has_ended, name_of(batch) + ": it has returned gradients, or is void");
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
   std::vector<embedding::Block<float>> sums;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& values = gradients[merged].values;
     sums.push_back(values.empty() ? embedding::Block<float>() : entry.keys->reduce(merged, values));
   }
-  for (std::size_t server = 0; server < servers_.size(); ++server) {
+  entry.has_ended = true;
+  at_each_server([&](std::size_t server, ServerClient& client) {
     std::vector<PartValues> part;
     for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
       std::span<float const> values;
       if (!sums[merged].empty()) values = entry.keys->of_owner(sums[merged].span, merged, server);
       part.push_back({.rate = gradients[merged].rate, .gradients = values});
     }
-    entry.parts.push_back(
-        at_server(server, [&](ServerClient& client) { return client.start_part(generation_, batch, part); }));
-  }
+    entry.servers[server].part = client.start_part(generation_, batch, part);
+  });
 }
 
 void EmbeddingClient::drop(BatchId batch) {
+  base::expects(generation_ > 0, "no generation has begun");
+  base::expects(batch.worker < StepLedger::kMostWorkers, name_of(batch) + ": there is no such worker");
   auto& found = batches_[{batch.worker, batch.step}];
-  if (found == nullptr) found = std::make_unique<Batch>();
-  auto& entry = *found;
-  base::expects(entry.parts.empty(), name_of(batch) + ": it has returned gradients, or is void");
-  for (std::size_t server = 0; server < servers_.size(); ++server) {
-    entry.parts.push_back(
-        at_server(server, [&](ServerClient& client) { return client.start_void(generation_, batch); }));
+  if (found == nullptr) {
+    found = std::make_unique<Batch>();
+    found->servers.resize(servers_.size());
   }
+  auto& entry = *found;
+  auto const is_open = [](Batch::AtServer const& each) { return each.part == nullptr && !each.is_taken; };
+  base::expects(std::ranges::any_of(entry.servers, is_open),
+                name_of(batch) + ": it has returned gradients, or is void");
+  entry.has_ended = true;
+  at_each_server([&](std::size_t server, ServerClient& client) {
+    auto& of_server = entry.servers[server];
+    if (is_open(of_server)) of_server.part = client.start_void(generation_, batch);
+  });
 }
 
 void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
-  base::expects(!entry.parts.empty(), name_of(batch) + ": it has no gradients, and is not void");
+  base::expects(entry.has_ended, name_of(batch) + ": it has no gradients, and is not void");
   auto const until = comm::deadline_after(timeout_);
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    if (entry.parts[server] == nullptr) continue;  // Taken, before an exception of another server.
+    auto& of_server = entry.servers[server];
+    if (of_server.is_taken) continue;
     at_server(server, [&](ServerClient& client) {
-      static_cast<void>(
-          await(client, *entry.parts[server], until, while_waiting, name_of(batch) + ": its gradients were not taken"));
+      if (of_server.part == nullptr) {
+        throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": its gradients were not sent"});
+      }
+      try {
+        static_cast<void>(
+            await(client, *of_server.part, until, while_waiting, name_of(batch) + ": its gradients were not taken"));
+      } catch (RequestRefused const&) {
+        of_server.part = nullptr;  // drop() can end it there.
+        throw;
+      }
     });
-    entry.parts[server] = nullptr;
+    of_server.part = nullptr;
+    of_server.is_taken = true;
   }
   batches_.erase({batch.worker, batch.step});
 }

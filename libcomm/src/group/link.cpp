@@ -2,18 +2,18 @@
 
 // Links: groups of two ranks whose store is the connection over which one dialled the other.
 //
-// Idea: each side sends the name of the link, the one that dialled first, so that a stranger or the wrong job is found at
-// once. Then both connect a group as ever: rank 0 announces itself over the dialled connection, and the handshake proves
-// that both know the secret. A side that is done says so and waits for the same from its peer, since that may still
-// read the store.
+// Idea: each side sends the name of the link, the one that dialled first, so that a stranger or the wrong job is found
+// at once. Then both connect a group as ever: rank 0 announces itself over the dialled connection, and the handshake
+// proves that both know the secret. A side that is done says so and waits for the same from its peer, since that may
+// still read the store.
 //
 // Example: a worker dials "ps-0.ps:7000". The listener accepts, a thread of it reads "name/1" and answers "name/0",
 // and both run Group::connect(). After "joined/0" and "joined/1" the connection is closed, and accept() returns.
 //
 // Invariants: a peer that is slow, silent or a stranger delays no other, since each has a thread for its join, and at
-// most LinkListener::kMostPending at a time. If all places are taken, the peer that has sent no name for the longest time
-// loses its place to the next one. A join ends within the time limit, or 100 ms after close(). A side whose connection
-// ends before the listener's name has come dials again: the listener was restarted, or its place was taken.
+// most LinkListener::kMostPending at a time. If all places are taken, the peer that has sent no name for the longest
+// time loses its place to the next one. A join ends within the time limit, or 100 ms after close(). A side whose
+// connection ends before the listener's name has come dials again: the listener was restarted, or its place was taken.
 // Complexity: one connection and four short messages beside those of a group.
 // Source: docs/design/links.md has the cost of a link, and why it has no class of its own.
 
@@ -158,8 +158,9 @@ void exchange_names(int rank, SocketStore& store, std::string const& peer, Group
 
 /// Makes the group over a connection, within options.connect_timeout. Both sides call it.
 /// @param on_named called once the peer has sent its name
-std::unique_ptr<Group> join(int rank, base::FileDescriptor socket, std::string const& peer, GroupOptions options,
-                            std::function<void()> const& on_named = [] {}) {
+std::unique_ptr<Group> join(
+    int rank, base::FileDescriptor socket, std::string const& peer, GroupOptions options,
+    std::function<void()> const& on_named = [] {}) {
   Deadline const until = deadline_after(options.connect_timeout);
   SocketStore store(std::move(socket), peer, options.while_connecting);
   exchange_names(rank, store, peer, options);
@@ -250,7 +251,7 @@ class LinkListener::Impl {
   }
 
  private:
-  /// What a join shares with the acceptor. Callbacks of the group's options may outlive both.
+  /// State that a join shares with the acceptor. Callbacks of the group's options may outlive both.
   struct JoinState {
     std::atomic<bool> is_named = false;    ///< The peer has sent its name.
     std::atomic<bool> is_dropped = false;  ///< Its place is another peer's.
@@ -296,9 +297,7 @@ class LinkListener::Impl {
   }
 
   [[nodiscard]] bool has_room() { return num_pending() < kMostPending; }
-  [[nodiscard]] bool can_make_room() {
-    return joiners_.size() < kMostThreads && oldest_unnamed() != joiners_.end();
-  }
+  [[nodiscard]] bool can_make_room() { return joiners_.size() < kMostThreads && oldest_unnamed() != joiners_.end(); }
 
   /// Peers that are joined and not dropped, or that nobody has accepted.
   [[nodiscard]] int num_pending() {

@@ -7,6 +7,8 @@ start it. ``status`` asks the servers for their state.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -15,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +29,9 @@ from headway.config_files import ConfigError
 from headway.hybrid.config import HybridConfig
 
 _POLL_S = 0.1
-_END_S = 10.0  #: Time in which a role has to end after SIGTERM.
+_WORKERS_END_S = 45.0  #: Time in which dense workers have to end after SIGTERM. torchrun gives its workers 30 s.
+_SERVERS_END_S = 10.0
+_PR_SET_PDEATHSIG = 1
 _STATUS_TIMEOUT_S = 5.0
 _SECRET = "HEADWAY_GROUP_SECRET"
 
@@ -123,20 +127,20 @@ def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    roles: list[_Role] = []
+    servers: list[_Role] = []
+    workers: _Role | None = None
     try:
         if config.mode != "local":
             for index, address in enumerate(config.servers.addresses):
-                process = subprocess.Popen(server_command(config, address), env=environ, stdout=subprocess.DEVNULL)
-                roles.append(_Role(f"parameter server {index} at {address}", process))
+                process = _start(server_command(config, address), environ, stdout=subprocess.DEVNULL)
+                servers.append(_Role(f"parameter server {index} at {address}", process))
         command = [sys.executable, *script]
         if num_workers > 1:
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
             command = [*torchrun, str(num_workers), *script]
-        workers = _Role("the dense workers", subprocess.Popen(command, env=environ))
-        roles.append(workers)
+        workers = _Role("the dense workers", _start(command, environ))
         while not is_ending:
-            for role in roles:
+            for role in (*servers, workers):
                 status = role.process.poll()
                 if status is None:
                     continue
@@ -147,21 +151,33 @@ def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
             time.sleep(_POLL_S)
         return 130
     finally:
-        _end_all([role.process for role in roles])
+        # Servers last: workers may still wait for them.
+        _end_all([] if workers is None else [workers.process], _WORKERS_END_S)
+        _end_all([role.process for role in servers], _SERVERS_END_S)
+
+
+def _start(command: Sequence[str], environ: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a role in a process group of its own, which ends with this process."""
+    return subprocess.Popen(command, env=environ, process_group=0, preexec_fn=_end_with_parent, **options)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _described(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
 
-def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end_all(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
+    """Ends processes by SIGTERM, and what is left of their process groups by SIGKILL."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + limit_s
     for process in processes:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -44,7 +44,8 @@ def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch])
     """Yields the batches of ``source`` with their lookups begun, at most ``staleness`` steps ahead.
 
     A dense worker that runs out of batches gets empty ones until all have run out, since all make the same steps. The
-    caller makes one ``tables.optimizer.step()`` for each batch.
+    caller makes one ``tables.optimizer.step()`` for each batch; a batch without one is void. If the loop ends early,
+    the batches that have begun are void, too.
 
     Raises:
         ValueError: a worker has no batch at all.
@@ -53,14 +54,21 @@ def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch])
     ahead: deque[Batch] = deque()
     depth = tables.most_in_flight if isinstance(tables, HybridTables) else 1
     following = _source_of_all_workers(tables, source)
-    while True:
-        while len(ahead) < depth and (batch := next(following, None)) is not None:
-            ahead.append(replace(batch, features=tables.begin(batch.features)))
-        if not ahead:
-            break
-        yield ahead.popleft()
-    if isinstance(tables, HybridTables):
-        tables.finish()
+    try:
+        while True:
+            while len(ahead) < depth and (batch := next(following, None)) is not None:
+                ahead.append(replace(batch, features=tables.begin(batch.features)))
+            if not ahead:
+                break
+            current = ahead.popleft()
+            yield current
+            if isinstance(tables, HybridTables):
+                tables.pass_over(current.features)
+        if isinstance(tables, HybridTables):
+            tables.finish()
+    finally:
+        if isinstance(tables, HybridTables):
+            tables.abandon()
 
 
 def _source_of_all_workers(tables: HybridTables | HashTableCollection, source: Iterable[Batch]) -> Iterator[Batch]:

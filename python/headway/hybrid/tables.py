@@ -10,6 +10,8 @@ gradients, and ``optimizer.step()`` sends them. At most ``staleness`` + 1 batche
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._hybrid import EmbeddingClient, ServerStatus, TableSettings
+from headway._hybrid import EmbeddingClient, RequestRefusedError, ServerStatus, TableSettings
 from headway.embedding.anchor import Anchor
 from headway.embedding.collection import is_recomputation
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
@@ -42,13 +44,18 @@ class HybridBatch:
     Attributes:
         step: its step.
         num_bags: bags of each feature: its lists, or its ids without pooling.
+        source: the features, by which activation checkpointing finds the batch again.
         gradients: (bags, dim) of each merged table, or None; from the backward pass.
+        is_looked_up: ``forward()`` has returned its embeddings.
+        has_backward: a backward pass has reached it.
     """
 
     step: int
     num_bags: list[int]
+    source: Features
     gradients: list[Values | None] = field(default_factory=list)
     is_looked_up: bool = False
+    has_backward: bool = False
 
 
 class HybridOptimizer(TableOptimizer):
@@ -64,7 +71,7 @@ class HybridOptimizer(TableOptimizer):
                 loss = closure()
         tables = self._tables()
         assert isinstance(tables, HybridTables)
-        tables.skip()
+        tables.skip_learned()
         return loss
 
 
@@ -73,11 +80,14 @@ class _Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, batch: HybridBatch, tables: HybridTables, *inputs: torch.Tensor) -> Any:
+        context.set_materialize_grads(False)
         context.batch, context.tables = batch, tables
+        context.save_for_backward(inputs[-1])  # So that a second pass over a graph that was not retained is refused.
         return tuple(inputs[: len(tables.features)])
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor | None) -> Any:
+        _ = context.saved_tensors
         context.tables._keep_gradients(context.batch, gradients)
         return (None,) * (2 + len(gradients) + len(context.tables.merged_tables))
 
@@ -168,18 +178,23 @@ class HybridTables(nn.Module):
     def _begin_generation(self) -> int:
         """Begins a generation of dense workers at the servers; returns the number of steps before it."""
         chosen: list[Any] = [None]
+        is_alone = self.process_group is None or self.num_ranks == 1
+        if not is_alone:  # Servers have taken the gradients of all workers.
+            dist.barrier(group=self.process_group)
         if self.rank == 0:
             states = self._client.status()
-            chosen = [(max(each.generation for each in states) + 1, max(each.num_applied for each in states))]
-        if self.process_group is not None and self.num_ranks > 1:
+            generation = max(each.generation for each in states) + 1
+            chosen = [(generation, max(each.num_applied for each in states), secrets.randbits(63))]
+        if not is_alone:
             dist.broadcast_object_list(chosen, group=self.process_group, group_src=0)
-        self.generation, first_step = chosen[0]
+        self.generation, first_step, token = chosen[0]
         self._client.begin_generation(
             self.generation,
             workers=self.num_ranks,
             staleness=self.config.most_missing_steps,
             first_step=first_step,
             is_exact=self.config.order == "exact",
+            token=token,
         )
         return int(first_step)
 
@@ -212,7 +227,7 @@ class HybridTables(nn.Module):
             self._confirm_oldest()
         arguments, num_bags = self._arguments_of(features)
         self._client.start(self._next, self.rank, arguments)
-        batch = HybridBatch(self._next, num_bags, [None] * len(self.merged_tables))
+        batch = HybridBatch(self._next, num_bags, features, [None] * len(self.merged_tables))
         self._next += 1
         self._ahead.append(batch)
         return batch
@@ -238,6 +253,9 @@ class HybridTables(nn.Module):
     def forward(self, features: Features | HybridBatch) -> dict[str, torch.Tensor]:
         """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
 
+        With ``train()`` each call with features begins a batch, which ends by ``optimizer.step()`` or ``skip()``.
+        Activation checkpointing repeats a lookup; it gets the same embeddings.
+
         Args:
             features: the features as for ``begin()``, or what it returned.
         Returns:
@@ -248,7 +266,9 @@ class HybridTables(nn.Module):
         """
         if isinstance(features, HybridBatch):
             batch = features
-        elif not self.training or is_recomputation():
+        elif self.training and is_recomputation():
+            batch = self._batch_of(features)
+        elif not self.training:
             arguments, num_bags = self._arguments_of(features)
             while self._returned:  # So that it sees the updates of this worker.
                 self._confirm_oldest()
@@ -264,6 +284,13 @@ class HybridTables(nn.Module):
         with_gradient = _Expand.apply(batch, self, *outputs.values(), *self._anchors)
         return dict(zip(outputs, with_gradient, strict=True))
 
+    def _batch_of(self, features: Features) -> HybridBatch:
+        """Finds the batch that activation checkpointing looks up again."""
+        for batch in self._ahead:
+            if batch.source is features:
+                return batch
+        raise RuntimeError("the backward pass repeats a lookup of a batch that has made its step, or of other features")
+
     def _by_feature(self, of_tables: Sequence[Values], num_bags: Sequence[int]) -> dict[str, torch.Tensor]:
         outputs: dict[str, torch.Tensor] = {}
         for values, of_merged in zip(of_tables, self._of_table, strict=True):
@@ -274,6 +301,11 @@ class HybridTables(nn.Module):
     # Learning
 
     def _keep_gradients(self, batch: HybridBatch, gradients: Sequence[torch.Tensor | None]) -> None:
+        if batch not in self._ahead:
+            raise RuntimeError(
+                f"backward(): the batch of step {batch.step} has made its step, and its gradients were sent before"
+            )
+        batch.has_backward = True
         for merged, of_merged in enumerate(self._of_table):
             if all(gradients[index] is None for index in of_merged):
                 continue
@@ -298,20 +330,22 @@ class HybridTables(nn.Module):
     def apply_gradients(
         self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
     ) -> None:
-        """Sends the gradients of the oldest batch to the servers, which update the rows. ``optimizer.step()`` calls it.
+        """Sends the gradients of a batch to the servers, which update the rows. ``optimizer.step()`` calls it.
+
+        It is the batch of the last backward pass, or else the last one that was looked up. Older batches are void: the
+        loop has passed them over.
 
         Raises:
             ValueError: tables that share storage have different rates.
-            RuntimeError: no batch has begun, its table has no optimizer, or a server is lost.
+            RuntimeError: no batch was looked up, two have had a backward pass, a table with gradients has no optimizer,
+                or a server is lost.
         """
-        if not self._ahead:
-            raise RuntimeError("optimizer.step(): no batch has been looked up since the last step")
+        batch = self._batch_to_step()
         for merged, by_name in zip(self.merged_tables, factors or [{}] * len(rates), strict=True):
             if len({by_name.get(each.name, 1.0) for each in merged.tables}) > 1:
                 raise ValueError(
                     f"the tables {merged.name} share storage, and parameter servers have one learning rate for them"
                 )
-        batch = self._ahead[0]
         arguments: list[tuple[float, Values | None]] = []
         for index, merged in enumerate(self.merged_tables):
             factor = (factors[index] if factors else {}).get(merged.tables[0].name, 1.0)
@@ -321,10 +355,22 @@ class HybridTables(nn.Module):
             if values is not None and divisors[index] != 1:
                 values = values / np.float32(divisors[index])
             arguments.append((rates[index] * factor, values))
-        if not batch.is_looked_up:  # Gradients travel without keys, so the server has to have answered.
-            self._client.wait(batch.step, self.rank)
+        while self._ahead[0] is not batch:
+            self.skip()
         self._client.return_gradients(batch.step, self.rank, arguments)
         self._end_oldest()
+
+    def _batch_to_step(self) -> HybridBatch:
+        learned = [batch for batch in self._ahead if batch.has_backward]
+        looked_up = [batch for batch in self._ahead if batch.is_looked_up]
+        if len(learned) > 1:
+            raise RuntimeError(
+                f"optimizer.step(): {len(learned)} batches have had a backward pass since the last step, and a step has "
+                "one"
+            )
+        if not looked_up:
+            raise RuntimeError("optimizer.step(): no batch has been looked up since the last step")
+        return learned[0] if learned else looked_up[-1]
 
     def drop_gradients(self) -> None:
         """Drops gradients that are kept, and not sent. ``optimizer.zero_grad()`` calls it."""
@@ -337,11 +383,19 @@ class HybridTables(nn.Module):
             anchor.grad = None
 
     def skip(self) -> None:
-        """Ends the oldest batch without a step: servers get void notices instead of its gradients."""
+        """Ends the oldest batch without a step: servers get void notices instead of its gradients.
+
+        Raises:
+            RuntimeError: no batch has begun, or a server is lost.
+        """
         if not self._ahead:
             raise RuntimeError("skip(): no batch has begun")
         self._client.drop(self._ahead[0].step, self.rank)
         self._end_oldest()
+
+    def skip_learned(self) -> None:
+        """Ends the batch that ``optimizer.step()`` would take, and older ones, without a step."""
+        self.pass_over(self._batch_to_step())
 
     def _end_oldest(self) -> None:
         self._returned.append(self._ahead.popleft().step)
@@ -349,7 +403,23 @@ class HybridTables(nn.Module):
         self._forget_anchors()
 
     def _confirm_oldest(self) -> None:
-        self._client.finish(self._returned.popleft(), self.rank)
+        try:
+            self._client.finish(self._returned[0], self.rank)
+        except RequestRefusedError:  # Such as gradients that are not finite: other workers must not wait for them.
+            self._client.drop(self._returned[0], self.rank)
+            raise
+        self._returned.popleft()
+
+    def pass_over(self, batch: HybridBatch) -> None:
+        """Ends a batch without a step if it has made none; older ones, too."""
+        while batch in self._ahead:
+            self.skip()
+
+    def abandon(self) -> None:
+        """Ends all batches that have begun without a step, as far as servers can be reached. It does not wait."""
+        with contextlib.suppress(RuntimeError):
+            while self._ahead:
+                self.skip()
 
     def finish(self) -> None:
         """Ends batches that have begun and make no step, and waits until servers have taken all gradients.

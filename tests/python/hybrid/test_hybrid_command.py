@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from headway.cli.hybrid import main
+from other_processes import wait_until_ended
 from parameter_servers import SECRET, parameter_servers
 
 from benchmarks.harness.served_dlrm import free_ports
@@ -88,6 +89,17 @@ def test_sigterm_ends_all_roles(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_roles_end_with_a_killed_command(tmp_path: Path) -> None:
+    config, script, _ = job(tmp_path)
+    process = start(config, script, 100_000)
+    time.sleep(4)
+    children = [each.pid for each in psutil.Process(process.pid).children()]
+    assert len(children) == 3
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until_ended(children)
 
 
 def test_status_shows_each_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

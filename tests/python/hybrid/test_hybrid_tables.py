@@ -14,6 +14,7 @@ from headway import hybrid
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL, Adam, FeatureConfig, HashTableCollection, Sgd, TableConfig, Uniform
 from parameter_servers import parameter_servers
+from torch.utils.checkpoint import checkpoint
 
 STEPS = 12
 
@@ -176,6 +177,109 @@ def test_batches_that_make_no_step_are_void(two_servers: list[str]) -> None:
         assert (status.parts, status.voids, status.num_applied) == (1, 2, 3)
 
 
+def sums_of(tables: hybrid.HybridTables, features: Any) -> torch.Tensor:
+    """Embeddings of one feature as servers have them now."""
+    tables.eval()
+    found = tables(features)["city"].detach().clone()
+    tables.train()
+    return found
+
+
+def test_a_lookup_without_a_step_does_not_stop_the_learning(two_servers: list[str]) -> None:
+    tables = connect(two_servers, "hybrid", staleness=4)
+    features = batch_of(0, 0).features
+    before = sums_of(tables, features)
+    with torch.no_grad():
+        tables(features)  # Such as an evaluation without eval().
+    for _ in range(3):
+        tables.optimizer.zero_grad()
+        tables(features)["city"].sum().backward()
+        tables.optimizer.step()
+    counts = torch.bincount(features["city"][0], minlength=30)[features["city"][0]].view(-1, 1)
+    assert torch.allclose(sums_of(tables, features) - before, -0.1 * 3 * counts.expand(-1, 2).float(), atol=1e-6)
+    assert [(each.parts, each.voids) for each in tables.status()] == [(3, 1), (3, 1)]
+
+
+def test_batches_that_a_loop_passes_over_are_void(two_servers: list[str]) -> None:
+    tables = connect(two_servers, "hybrid", staleness=1)
+    source = [batch_of(step, 0) for step in range(5)]
+    for number, batch in enumerate(hybrid.batches(tables, source)):
+        loss = tables(batch.features)["city"].sum()
+        if number in (1, 2):
+            continue
+        loss.backward()
+        tables.optimizer.step()
+    assert [(each.parts, each.voids, each.num_applied) for each in tables.status()] == [(3, 2, 5), (3, 2, 5)]
+    for number, batch in enumerate(hybrid.batches(tables, source)):
+        tables(batch.features)["city"].sum().backward()
+        if number == 1:
+            break
+        tables.optimizer.step()
+    train(tables, source)
+    for status in tables.status():
+        assert status.num_applied == status.parts + status.voids and status.parts == 3 + 1 + 5
+
+
+def test_gradients_count_once(two_servers: list[str]) -> None:
+    tables = connect(two_servers, "hybrid", staleness=1)
+    features = batch_of(0, 0).features
+    outputs = tables(features)
+    loss = outputs["city"].sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    second = tables(features)["city"].sum()
+    second.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="2 batches have had a backward pass"):
+        tables.optimizer.step()
+    tables.skip()
+    tables.optimizer.step()
+    with pytest.raises(RuntimeError, match="has made its step"):
+        second.backward()
+
+
+def test_features_outside_of_the_loss_have_no_gradient(two_servers: list[str]) -> None:
+    tables, expected = connect(two_servers), collection(process_group=LOCAL)
+    for step in range(3):
+        features = batch_of(step, 0).features
+        for each in (tables, expected):
+            each(features)["history"].sum().backward()
+            each.optimizer.step()
+    tables.eval()
+    expected.eval()
+    for here, there in zip(tables(features).values(), expected(features).values(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_activation_checkpointing_learns_as_without(two_servers: list[str], is_reentrant: bool) -> None:
+    tables, expected = connect(two_servers), collection(process_group=LOCAL)
+    features = batch_of(0, 0).features
+    weight = torch.ones((), requires_grad=True)
+    for _ in range(2):
+        inside = checkpoint(lambda scale: tables(features)["city"] * scale, weight, use_reentrant=is_reentrant)
+        inside.sum().backward()
+        tables.optimizer.step()
+        expected(features)["city"].sum().backward()
+        expected.optimizer.step()
+    expected.eval()
+    assert torch.equal(sums_of(tables, features), expected(features)["city"])
+
+
+def test_a_refused_gradient_does_not_stop_others() -> None:
+    with parameter_servers(1, "--strict", "1") as addresses:
+        tables = connect(addresses)
+        features = batch_of(0, 0).features
+        (tables(features)["city"].sum() * float("nan")).backward()
+        tables.optimizer.step()
+        with pytest.raises(RuntimeError, match="batch of step 0, worker 0: a gradient is not finite"):
+            tables(features)
+        tables(features)["city"].sum().backward()
+        tables.optimizer.step()
+        tables.finish()
+        assert [(each.parts, each.voids) for each in tables.status()] == [(1, 1)]
+
+
 def test_a_grad_scaler_scales_and_skips(two_servers: list[str]) -> None:
     tables = connect(two_servers)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
@@ -238,7 +342,7 @@ def test_a_killed_server_is_named() -> None:
 def test_a_part_that_never_comes_is_a_timeout(two_servers: list[str]) -> None:
     tables = connect(two_servers, job={"timeout_s": 0.3})
     # The servers wait for a second worker that never comes.
-    tables._client.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False)
+    tables._client.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, token=1)
     tables(batch_of(0, 0).features)
     tables.optimizer.step()
     with pytest.raises(RuntimeError, match=r"parameter server 0 at .*: batch of step 1, worker 0: no rows came within"):

@@ -44,7 +44,8 @@ class EmbeddingClient {
   EmbeddingClient& operator=(EmbeddingClient const&) = delete;
 
   /// Begins a generation at all servers, or joins it. Batches of the one before are forgotten.
-  void begin_generation(std::uint64_t generation, StepLedger::Options const& options);
+  /// @param token the same for all workers of a trainer, and drawn anew by each trainer
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token = 0);
 
   /// Sends the keys of a batch to their owners. Does not wait. The features may be freed afterwards.
   /// @throws base::UsageError if the batch exists, staleness + 1 batches of the worker are in flight, lengths do not
@@ -71,6 +72,7 @@ class EmbeddingClient {
   /// @throws base::UsageError if the rows of the batch have not come, or it has returned gradients
   void return_gradients(BatchId batch, std::span<Gradients const> gradients);
   /// Sends void notices instead. Also for a batch whose rows have not come, or that was never started.
+  /// After return_gradients() it goes to servers that have refused the gradients, or to which they were not sent.
   void drop(BatchId batch);
   /// Waits until all servers have taken the part or void notice of a batch, which ends there.
   void finish(BatchId batch, WhileWaiting const& while_waiting = {});
@@ -87,6 +89,9 @@ class EmbeddingClient {
   struct Batch;
 
   [[nodiscard]] embedding::RoutedBatch route(std::span<embedding::Feature const> features) const;
+  /// Calls `call` for each server, also after an exception; then throws the first one.
+  template <class Call>
+  void at_each_server(Call&& call);
   [[nodiscard]] Batch& at(BatchId batch);
   [[nodiscard]] Batch const& at(BatchId batch) const;
   /// Keys of a server.

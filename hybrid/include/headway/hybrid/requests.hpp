@@ -131,6 +131,8 @@ struct ResponderOptions {
   std::uint64_t incarnation = 0;  ///< Not 0.
   /// Largest body in bytes. A link that announces a larger one is ended.
   std::size_t max_body_bytes = std::size_t{256} << 20;
+  /// Answers in bytes that may wait for a peer that does not take them. Beyond it the link is ended.
+  std::size_t max_unsent_bytes = std::size_t{1} << 30;
 };
 
 /// The end of a link that answers. Each responder has a thread, which receives one request after the other.

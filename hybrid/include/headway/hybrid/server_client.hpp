@@ -25,8 +25,8 @@ class ServerClient {
 
   /// Gives the server its tables, or compares them with those that it has.
   void configure(std::span<embedding::MergedTable const> tables);
-  /// Begins a generation, or joins it if another dense worker has begun it with the same options.
-  void begin_generation(std::uint64_t generation, StepLedger::Options const& options);
+  /// Begins a generation, or joins it if another dense worker has begun it with the same options and token.
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token = 0);
   /// Sends the keys of a batch. The answer comes when the staleness allows.
   [[nodiscard]] Requester::CallPtr start_lookup(std::uint64_t generation, BatchId batch,
                                                 std::span<KeyList const> tables);

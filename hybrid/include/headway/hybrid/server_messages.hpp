@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 // Bodies of the requests to a parameter server. server_messages.cpp has their layout. A *batch* is that of one dense
@@ -58,8 +59,9 @@ struct ServerStatus {
 /// @throws base::UsageError for a malformed message; likewise below
 [[nodiscard]] std::vector<embedding::MergedTable> decode_tables(std::span<std::byte const> body);
 
-[[nodiscard]] std::vector<std::byte> encode_generation(StepLedger::Options const& options);
-[[nodiscard]] StepLedger::Options decode_generation(std::span<std::byte const> body);
+/// @param token random number of the trainer, by which those that begin a generation at the same time are told apart
+[[nodiscard]] std::vector<std::byte> encode_generation(StepLedger::Options const& options, std::uint64_t token);
+[[nodiscard]] std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::byte const> body);
 
 /// @param tables (merged tables)
 [[nodiscard]] std::vector<std::byte> encode_lookup(BatchId batch, std::span<KeyList const> tables);
