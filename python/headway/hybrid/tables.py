@@ -365,8 +365,8 @@ class HybridTables(nn.Module):
         looked_up = [batch for batch in self._ahead if batch.is_looked_up]
         if len(learned) > 1:
             raise RuntimeError(
-                f"optimizer.step(): {len(learned)} batches have had a backward pass since the last step, and a step has "
-                "one"
+                f"optimizer.step(): {len(learned)} batches have had a backward pass since the last step, and a step "
+                "has one"
             )
         if not looked_up:
             raise RuntimeError("optimizer.step(): no batch has been looked up since the last step")
