@@ -270,5 +270,5 @@ int main(int argc, char** argv) {
   using namespace headway::serving;
   std::vector<std::string> const words(argv + 1, argv + argc);
   auto const signals = block_signals();
-  return base::run_program("headway_serve", kUsage, words, [&] { serve(parse(words), signals); });
+  return headway::base::run_program("headway_serve", kUsage, words, [&] { serve(parse(words), signals); });
 }

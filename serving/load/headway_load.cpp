@@ -2,6 +2,7 @@
 
 // Drives load at ranks that serve a package, and prints latencies: `headway load`.
 
+#include "headway/base/program_options.hpp"
 #include "headway/base/status.hpp"
 #include "headway/serving/package.hpp"
 #include "load_generator.hpp"
@@ -214,7 +215,7 @@ void run(Arguments const& arguments) {
 int main(int argc, char** argv) {
   using namespace headway::serving;
   std::vector<std::string> const words(argv + 1, argv + argc);
-  int const status = base::run_program("headway_load", kUsage, words, [&] { run(parse(words)); });
+  int const status = headway::base::run_program("headway_load", kUsage, words, [&] { run(parse(words)); });
   // Threads of gRPC still end calls, and would use what the destructors of its globals free.
   std::fflush(nullptr);
   std::_Exit(status);
