@@ -2,12 +2,11 @@
 
 // A parameter server of hybrid training: rows of embedding tables, and the staleness rule. It loads no torch.
 
+#include "end_signals.hpp"
 #include "headway/base/program_options.hpp"
 #include "headway/base/status.hpp"
 #include "headway/comm/group_environment.hpp"
 #include "headway/hybrid/server_service.hpp"
-
-#include <pthread.h>
 
 #include <csignal>
 #include <cstdio>
@@ -37,10 +36,10 @@ struct Arguments {
 
 Arguments parse(std::vector<std::string> const& words) {
   Arguments arguments;
-  arguments.service.link.name = "hybrid";
+  arguments.service.service.link.name = "hybrid";
   base::ProgramOptions options;
-  options.add_text("--address", arguments.service.address);
-  options.add_text("--job", arguments.service.link.name);
+  options.add_text("--address", arguments.service.service.address);
+  options.add_text("--job", arguments.service.service.link.name);
   options.add_number("--threads", arguments.threads, 1);
   options.add_number("--max-request-mib", arguments.max_request_mib, 1);
   options.add("--strict", [&](std::string const& value) {
@@ -48,21 +47,11 @@ Arguments parse(std::vector<std::string> const& words) {
     arguments.service.server.is_strict = value == "1";
   });
   options.parse(words);
-  arguments.service.max_body_bytes = arguments.max_request_mib << 20;
-  comm::read_group_environment(arguments.service.link);
-  base::expects(!arguments.service.link.secret.empty(),
+  arguments.service.service.max_body_bytes = arguments.max_request_mib << 20;
+  comm::read_group_environment(arguments.service.service.link);
+  base::expects(!arguments.service.service.link.secret.empty(),
                 "a server needs the secret of the job, in HEADWAY_GROUP_SECRET or HEADWAY_GROUP_SECRET_FILE");
   return arguments;
-}
-
-/// SIGTERM and SIGINT end the server. They are blocked in all threads.
-sigset_t block_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
 }
 
 void serve(Arguments arguments, sigset_t const& signals) {
@@ -72,14 +61,13 @@ void serve(Arguments arguments, sigset_t const& signals) {
   ServerService const service(std::move(arguments.service));
   std::printf("listening at %s\n", service.address().c_str());
   std::fflush(stdout);
-  int signal = 0;
-  sigwait(&signals, &signal);
+  await_end(signals);
 }
 
 }  // namespace
 
 int run(std::vector<std::string> const& words) {
-  auto const signals = block_signals();
+  auto const signals = block_end_signals();
   return base::run_program("headway-ps", kUsage, words, [&] { serve(parse(words), signals); });
 }
 

@@ -28,7 +28,7 @@ comm::GroupOptions link_options(comm::Transport transport = comm::Transport::kAu
 }
 
 ServerServiceOptions service_options(comm::Transport transport = comm::Transport::kAuto) {
-  return {.address = "127.0.0.1:0", .link = link_options(transport)};
+  return {.service = {.address = "127.0.0.1:0", .link = link_options(transport)}};
 }
 
 class ServerServiceTest : public testing::TestWithParam<comm::Transport> {};
@@ -118,7 +118,7 @@ TEST(ServerService, EndsWhileClientsWait) {
 
 TEST(ServerService, NeedsASecret) {
   auto options = service_options();
-  options.link.secret.clear();
+  options.service.link.secret.clear();
   EXPECT_THROW(ServerService{options}, base::UsageError);
 }
 

@@ -81,6 +81,19 @@ void EmbeddingClient::at_each_server(Call&& call) {
   if (first != nullptr) std::rethrow_exception(first);
 }
 
+// Looks at all servers, also if one has not answered: another one may be lost.
+template <class Call>
+bool EmbeddingClient::have_answered(Batch const& batch, Call call) {
+  bool have_all = true;
+  for (std::size_t server = 0; server < batch.servers.size(); ++server) {
+    auto const& of_server = batch.servers[server].*call;
+    if (of_server == nullptr) continue;
+    bool const has = at_server(server, [&](ServerClient& client) { return client.requester().test(*of_server); });
+    have_all = have_all && has;
+  }
+  return have_all;
+}
+
 EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
                                  std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool)
     : servers_(std::move(servers)),
@@ -158,12 +171,7 @@ void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> f
 bool EmbeddingClient::is_ready(BatchId batch) {
   auto& entry = at(batch);
   if (entry.has_rows) return true;
-  for (std::size_t server = 0; server < entry.servers.size(); ++server) {
-    auto const& lookup = entry.servers[server].lookup;
-    if (lookup == nullptr) continue;
-    if (!at_server(server, [&](ServerClient& client) { return client.requester().test(*lookup); })) return false;
-  }
-  return true;
+  return have_answered(entry, &Batch::AtServer::lookup);
 }
 
 Reply EmbeddingClient::await(ServerClient& client, Requester::Call& call, comm::Deadline until,
@@ -187,6 +195,10 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   if (entry.has_rows) return;
   base::expects(!entry.has_ended, name_of(batch) + ": it is void");
   auto const until = comm::deadline_after(timeout_);
+  auto const look = [&] {
+    static_cast<void>(have_answered(entry, &Batch::AtServer::lookup));
+    if (while_waiting) while_waiting();
+  };
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto& of_server = entry.servers[server];
     if (of_server.has_rows) continue;
@@ -194,7 +206,7 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
       if (of_server.lookup == nullptr) {
         throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": it could not be sent"});
       }
-      auto const reply = await(client, *of_server.lookup, until, while_waiting, name_of(batch) + ": no rows came");
+      auto const reply = await(client, *of_server.lookup, until, look, name_of(batch) + ": no rows came");
       std::span<float const> const rows(reinterpret_cast<float const*>(reply.body.data()),
                                         reply.body.size() / sizeof(float));
       take_rows(*entry.keys, server, rows);
@@ -269,10 +281,19 @@ void EmbeddingClient::drop(BatchId batch) {
   });
 }
 
+bool EmbeddingClient::is_finished(BatchId batch) {
+  auto& entry = at(batch);
+  return have_answered(entry, &Batch::AtServer::part);
+}
+
 void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   base::expects(entry.has_ended, name_of(batch) + ": it has no gradients, and is not void");
   auto const until = comm::deadline_after(timeout_);
+  auto const look = [&] {
+    static_cast<void>(have_answered(entry, &Batch::AtServer::part));
+    if (while_waiting) while_waiting();
+  };
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto& of_server = entry.servers[server];
     if (of_server.is_taken) continue;
@@ -282,7 +303,7 @@ void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
       }
       try {
         static_cast<void>(
-            await(client, *of_server.part, until, while_waiting, name_of(batch) + ": its gradients were not taken"));
+            await(client, *of_server.part, until, look, name_of(batch) + ": its gradients were not taken"));
       } catch (RequestRefused const&) {
         of_server.part = nullptr;  // drop() can end it there.
         throw;

@@ -74,6 +74,8 @@ class EmbeddingClient {
   /// Sends void notices instead. Also for a batch whose rows have not come, or that was never started.
   /// After return_gradients() it goes to servers that have refused the gradients, or to which they were not sent.
   void drop(BatchId batch);
+  /// Have all servers answered the part or void notice? Does not wait.
+  [[nodiscard]] bool is_finished(BatchId batch);
   /// Waits until all servers have taken the part or void notice of a batch, which ends there.
   void finish(BatchId batch, WhileWaiting const& while_waiting = {});
   [[nodiscard]] std::size_t num_in_flight(std::uint32_t worker) const;
@@ -92,6 +94,9 @@ class EmbeddingClient {
   /// Calls `call` for each server, also after an exception; then throws the first one.
   template <class Call>
   void at_each_server(Call&& call);
+  /// Have all servers answered their lookup, or their part?
+  template <class Call>
+  [[nodiscard]] bool have_answered(Batch const& batch, Call call);
   [[nodiscard]] Batch& at(BatchId batch);
   [[nodiscard]] Batch const& at(BatchId batch) const;
   /// Keys of a server.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/base/thread_pool.hpp"
+#include "headway/hybrid/embedding_client.hpp"
+#include "headway/hybrid/requests.hpp"
+#include "headway/hybrid/worker_messages.hpp"
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace headway::hybrid {
+
+struct EmbeddingWorkerOptions {
+  /// Connects with all parameter servers. Called once, when the first trainer has told the tables.
+  /// @throws base::SystemError that names the server
+  std::function<std::vector<ServerEnd>()> connect;
+  std::chrono::milliseconds timeout{120'000};           ///< Limit of each wait for a server.
+  std::size_t max_buffer_bytes = std::size_t{1} << 30;  ///< Batches of loaders that nobody has fetched; see kSubmit.
+  std::shared_ptr<base::ThreadPool> thread_pool{};      ///< None: calls run on one thread.
+};
+
+/// Looks up batches at the parameter servers for dense workers. Loaders send it ids, and dense workers get embeddings.
+/// embedding_worker.cpp explains the life of a batch. Thread-safe: each link has a thread.
+class EmbeddingWorker {
+ public:
+  explicit EmbeddingWorker(EmbeddingWorkerOptions options);
+  ~EmbeddingWorker();
+  EmbeddingWorker(EmbeddingWorker const&) = delete;
+  EmbeddingWorker& operator=(EmbeddingWorker const&) = delete;
+
+  /// A Responder::Handler. Keeps requests that must wait.
+  /// @throws base::UsageError for a request that makes no sense; it names the batch, but no id
+  void handle(Request& request);
+
+  struct Counts {
+    std::uint64_t submitted = 0, fetched = 0, trained = 0, dropped = 0, read = 0;
+    std::size_t buffered = 0, buffered_bytes = 0, waiting_loaders = 0;  ///< Now.
+  };
+  [[nodiscard]] Counts counts() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headway::hybrid

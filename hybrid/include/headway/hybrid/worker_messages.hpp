@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "headway/embedding/features.hpp"
+#include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/server_messages.hpp"
+#include "headway/hybrid/step_ledger.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+// Bodies of the requests to an embedding worker. worker_messages.cpp has their layout. Loaders send batches of ids.
+// Dense workers fetch the embeddings of a batch, and return gradients; they never see an id.
+
+namespace headway::hybrid {
+
+enum class WorkerRequest : std::uint32_t {
+  kSetUp = 1,            ///< Tables and features. The first one connects; others are compared with it.
+  kBeginGeneration = 2,  ///< StepLedger::Options. Ends generations before.
+  kSubmit = 3,           ///< Ids of a batch, from a loader; answered when there is room for them.
+  kFetch = 4,            ///< A dense worker takes a batch for a step; answered with embeddings.
+  kGradients = 5,        ///< Gradients of that batch; answered when all servers have taken them.
+  kDrop = 6,             ///< They will not come; answered likewise.
+  kRead = 7,             ///< Embeddings of a batch without insertion, whatever the step. The batch ends.
+  kEndAt = 8,            ///< No batch will be fetched from this step on.
+};
+
+/// Name of a batch, which its loader makes without asking anybody: a number of the loader, and one that it counts.
+struct BatchName {
+  std::uint64_t loader = 0, number = 0;
+
+  auto operator<=>(BatchName const&) const = default;
+};
+[[nodiscard]] std::string to_string(BatchName name);
+
+/// A feature, without its ids.
+struct FeatureSetting {
+  std::string name{};
+  std::uint32_t table = 0;
+  embedding::Pooling pooling = embedding::Pooling::kNone;
+
+  bool operator==(FeatureSetting const&) const = default;
+};
+
+/// Ids of one feature. Views of memory that the caller keeps. Shapes: K ids, B lists.
+struct FeatureIds {
+  std::span<std::int64_t const> ids{}, lengths{};  ///< (K), (B)
+  std::span<float const> weights{};                ///< (K), or empty: 1 each.
+};
+
+[[nodiscard]] std::vector<std::byte> encode_set_up(std::span<embedding::MergedTable const> tables,
+                                                   std::span<FeatureSetting const> features);
+/// @throws base::UsageError for a malformed message; likewise below
+[[nodiscard]] std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> decode_set_up(
+    std::span<std::byte const> body);
+
+[[nodiscard]] std::vector<std::byte> encode_submit(BatchName name, std::span<FeatureIds const> features);
+[[nodiscard]] std::pair<BatchName, std::vector<FeatureIds>> decode_submit(std::span<std::byte const> body,
+                                                                          std::size_t num_features);
+
+/// kFetch; kRead has no batch of a step.
+[[nodiscard]] std::vector<std::byte> encode_fetch(BatchName name, BatchId batch);
+[[nodiscard]] std::pair<BatchName, BatchId> decode_fetch(std::span<std::byte const> body);
+
+/// Embeddings of a batch: the answer to kFetch and kRead.
+struct Embeddings {
+  std::vector<std::uint64_t> num_bags{};     ///< (features) One bag per list, or per id without pooling.
+  std::vector<std::vector<float>> values{};  ///< (merged tables) (bags, dim), features in their order.
+};
+[[nodiscard]] std::vector<std::byte> encode_embeddings(Embeddings const& embeddings);
+[[nodiscard]] Embeddings decode_embeddings(std::span<std::byte const> body);
+
+}  // namespace headway::hybrid

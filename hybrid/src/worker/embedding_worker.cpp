@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// An embedding worker: between loaders, which have ids, and dense workers, which never see one.
+//
+// The life of a batch:
+//   submit     a loader sends its ids, which are buffered. Beyond the limit in bytes the answer waits, and with it the
+//              loader.
+//   fetch      a dense worker takes it for a step: its keys go to the servers. The answer, embeddings of its bags,
+//   waits
+//              until the servers have answered, that is until the staleness allows.
+//   gradients  of the bags are added by key, and go to the servers. The answer waits until all have taken them. Or
+//   drop:
+//              void notices go instead.
+//
+// Example: loader 9 submits its batches 0 and 1. Dense worker 0 fetches batch 0 for step 0 and batch 1 for step 1. With
+// a staleness of 0 the second answer waits until the gradients of the first one were applied.
+//
+// Idea: one thread looks after all requests that wait. It asks EmbeddingClient which batches are ready, every kPoll
+// while there are any, and sleeps otherwise. Requests never wait on the thread of their link, so gradients are read
+// while lookups wait. Invariants: a batch is fetched or read once. All calls of EmbeddingClient are made under one
+// mutex. Complexity: 2 requests of a batch from loader and dense worker each, and those of EmbeddingClient.
+
+#include "headway/hybrid/embedding_worker.hpp"
+
+#include "headway/base/status.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace headway::hybrid {
+
+namespace {
+
+constexpr std::chrono::microseconds kPoll(100);
+
+std::string name_of(BatchId batch) {
+  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
+}
+
+}  // namespace
+
+class EmbeddingWorker::Impl {
+ public:
+  explicit Impl(EmbeddingWorkerOptions options)
+      : options_(std::move(options)), waiter_([this](std::stop_token const& stop) { look_after(stop); }) {}
+  ~Impl() {
+    waiter_.request_stop();
+    changed_.notify_all();
+  }
+  Impl(Impl const&) = delete;
+  Impl& operator=(Impl const&) = delete;
+
+  void handle(Request& request) {
+    std::lock_guard const lock(mutex_);
+    auto const kind = static_cast<WorkerRequest>(request.kind());
+    if (kind == WorkerRequest::kSetUp) return set_up(request);
+    base::expects(request.kind() > 0 && request.kind() <= static_cast<std::uint32_t>(WorkerRequest::kEndAt),
+                  "an embedding worker has no requests of kind " + std::to_string(request.kind()));
+    base::expects(client_ != nullptr, "the embedding worker has no tables yet");
+    switch (kind) {
+      case WorkerRequest::kBeginGeneration:
+        return begin_generation(request);
+      case WorkerRequest::kSubmit:
+        return submit(request);
+      case WorkerRequest::kRead:
+        return read(request);
+      default:
+        break;
+    }
+    if (request.generation() != generation_) {
+      auto const text = "generation " + std::to_string(request.generation()) + " is not the present one, which is " +
+                        std::to_string(generation_);
+      base::expects(request.generation() < generation_, text);
+      return request.refuse(ReplyCode::kOldGeneration, text);
+    }
+    switch (kind) {
+      case WorkerRequest::kFetch:
+        return fetch(request);
+      case WorkerRequest::kGradients:
+        return take_gradients(request);
+      case WorkerRequest::kDrop:
+        return drop(request);
+      default:
+        client_->end_at(decode_batch(request.body()).step);
+        return request.reply({});
+    }
+  }
+
+  [[nodiscard]] Counts counts() const {
+    std::lock_guard const lock(mutex_);
+    Counts counts = counts_;
+    counts.buffered = buffered_.size();
+    counts.buffered_bytes = num_bytes_;
+    counts.waiting_loaders = loaders_.size();
+    return counts;
+  }
+
+ private:
+  using Key = std::pair<std::uint32_t, std::uint64_t>;  ///< Worker, step.
+
+  /// Ids of a batch, as they came.
+  struct Buffered {
+    std::vector<std::byte> body;
+  };
+  /// A batch that a dense worker has fetched.
+  struct Fetched {
+    std::vector<std::uint64_t> num_bags;  ///< (features)
+    std::optional<Request> fetch;         ///< Until its rows have come.
+    std::optional<Request> end;           ///< Gradients or drop, until servers have taken them.
+  };
+
+  void set_up(Request& request) {
+    auto const body = request.body();
+    auto [tables, features] = decode_set_up(body);
+    if (client_ != nullptr) {
+      base::expects(std::ranges::equal(body, set_up_), "the embedding worker has other tables or features");
+      return request.reply({});
+    }
+    for (auto const& feature : features) {
+      bool const is_known = std::ranges::any_of(tables, [&](auto const& merged) {
+        return std::ranges::find(merged.tables, feature.table) != merged.tables.end();
+      });
+      base::expects(is_known, "feature " + feature.name + ": there is no table " + std::to_string(feature.table));
+    }
+    auto client = std::make_unique<EmbeddingClient>(options_.connect(), tables, options_.timeout, options_.thread_pool);
+    set_up_.assign(body.begin(), body.end());
+    num_tables_ = tables.size();
+    for (auto const& merged : tables) dims_.push_back(merged.options.dim);
+    features_ = std::move(features);
+    client_ = std::move(client);
+    request.reply({});
+  }
+
+  void begin_generation(Request& request) {
+    auto const [options, token] = decode_generation(request.body());
+    if (request.generation() < generation_) {
+      return request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(generation_) + " has begun");
+    }
+    bool const is_new = request.generation() > generation_;
+    if (is_new || token != token_) client_->begin_generation(request.generation(), options, token);
+    if (is_new) {
+      for (auto& [key, each] : fetched_) {
+        for (auto* const waiting : {&each.fetch, &each.end}) {
+          if (*waiting) (*waiting)->refuse(ReplyCode::kOldGeneration, "a later generation has begun");
+        }
+      }
+      fetched_.clear();
+      generation_ = request.generation();
+      token_ = token;
+    }
+    request.reply({});
+  }
+
+  void submit(Request& request) {
+    auto const [name, features] = decode_submit(request.body(), features_.size());
+    base::expects(!has_come(name), to_string(name) + " has come before, or a later one of the loader has");
+    static_cast<void>(views_of(name, features));
+    last_numbers_.insert_or_assign(name.loader, name.number);
+    if (num_bytes_ > 0 && num_bytes_ + request.body().size() > options_.max_buffer_bytes) {
+      loaders_.push_back(std::move(request));
+      return;
+    }
+    buffer(name, request);
+  }
+
+  [[nodiscard]] bool has_come(BatchName name) const {
+    auto const found = last_numbers_.find(name.loader);
+    return found != last_numbers_.end() && name.number <= found->second;
+  }
+
+  void buffer(BatchName name, Request& request) {
+    auto const body = request.body();
+    buffered_.emplace(name, Buffered{.body = {body.begin(), body.end()}});
+    num_bytes_ += body.size();
+    ++counts_.submitted;
+    request.reply({});
+  }
+
+  /// Checks lengths. @throws base::UsageError that names batch and feature
+  [[nodiscard]] std::vector<embedding::Feature> views_of(BatchName name, std::span<FeatureIds const> ids) const {
+    std::vector<embedding::Feature> features;
+    for (std::size_t i = 0; i < features_.size(); ++i) {
+      auto const& each = ids[i];
+      std::uint64_t total = 0;
+      for (auto const length : each.lengths) {
+        base::expects(length >= 0 && static_cast<std::uint64_t>(length) <= each.ids.size(),
+                      to_string(name) + ", feature " + features_[i].name + ": a length is wrong");
+        total += static_cast<std::uint64_t>(length);
+      }
+      base::expects(total == each.ids.size(), to_string(name) + ", feature " + features_[i].name +
+                                                  ": lengths add up to " + std::to_string(total) + ", and there are " +
+                                                  std::to_string(each.ids.size()) + " ids");
+      features.push_back({.name = features_[i].name,
+                          .table = features_[i].table,
+                          .pooling = features_[i].pooling,
+                          .ids = {each.ids.data(), each.ids.size()},
+                          .lengths = {each.lengths.data(), each.lengths.size()},
+                          .weights = each.weights});
+    }
+    return features;
+  }
+
+  [[nodiscard]] static std::vector<std::uint64_t> num_bags_of(std::span<embedding::Feature const> features) {
+    std::vector<std::uint64_t> counts;
+    for (auto const& each : features) counts.push_back(each.num_bags());
+    return counts;
+  }
+
+  /// Calls `use` with the features of a buffered batch, which then ends.
+  template <class Use>
+  void take_buffered(BatchName name, Use use) {
+    auto const found = buffered_.find(name);
+    base::expects(found != buffered_.end(), to_string(name) + (has_come(name) ? " was fetched before, or waits for room"
+                                                                              : " has not been submitted"));
+    auto const [same, ids] = decode_submit(found->second.body, features_.size());
+    use(views_of(name, ids));
+    num_bytes_ -= found->second.body.size();
+    buffered_.erase(found);
+    while (!loaders_.empty() &&
+           (num_bytes_ == 0 || num_bytes_ + loaders_.front().body().size() <= options_.max_buffer_bytes)) {
+      auto next = std::move(loaders_.front());
+      loaders_.pop_front();
+      buffer(decode_submit(next.body(), features_.size()).first, next);
+    }
+  }
+
+  void fetch(Request& request) {
+    auto const [name, batch] = decode_fetch(request.body());
+    Key const key{batch.worker, batch.step};
+    base::expects(!fetched_.contains(key), name_of(batch) + ": it has a batch");
+    take_buffered(name, [&](std::span<embedding::Feature const> features) {
+      client_->start(batch, features);
+      fetched_.emplace(key, Fetched{.num_bags = num_bags_of(features), .fetch = std::move(request), .end = {}});
+    });
+    ++counts_.fetched;
+    changed_.notify_all();
+  }
+
+  void read(Request& request) {
+    auto const [name, batch] = decode_fetch(request.body());
+    Embeddings embeddings;
+    take_buffered(name, [&](std::span<embedding::Feature const> features) {
+      auto const found = client_->read(features);
+      embeddings.num_bags = num_bags_of(features);
+      for (std::size_t merged = 0; merged < num_tables_; ++merged) {
+        auto& values = embeddings.values.emplace_back(found.num_bags(merged) * dims_[merged]);
+        found.expand(merged, values);
+      }
+    });
+    ++counts_.read;
+    request.reply(encode_embeddings(embeddings));
+  }
+
+  [[nodiscard]] Fetched& fetched(BatchId batch) {
+    auto const found = fetched_.find({batch.worker, batch.step});
+    base::expects(found != fetched_.end(), name_of(batch) + ": it was not fetched here, or has ended");
+    base::expects(!found->second.end.has_value(), name_of(batch) + ": it has gradients, or was dropped");
+    return found->second;
+  }
+
+  void take_gradients(Request& request) {
+    auto const part = decode_part(request.body(), num_tables_);
+    auto& entry = fetched(part.batch);
+    base::expects(!entry.fetch.has_value(), name_of(part.batch) + ": its embeddings have not been sent");
+    std::vector<EmbeddingClient::Gradients> gradients;
+    for (std::size_t merged = 0; merged < num_tables_; ++merged) {
+      auto const& values = part.tables[merged];
+      auto const expected = client_->num_bags(part.batch, merged) * dims_[merged];
+      base::expects(values.gradients.empty() || values.gradients.size() == expected,
+                    name_of(part.batch) + ": merged table " + std::to_string(merged) + " has " +
+                        std::to_string(values.gradients.size()) + " gradients instead of " + std::to_string(expected));
+      gradients.push_back({.rate = values.rate, .values = values.gradients});
+    }
+    client_->return_gradients(part.batch, gradients);
+    ++counts_.trained;
+    entry.end.emplace(std::move(request));
+    changed_.notify_all();
+  }
+
+  void drop(Request& request) {
+    auto const batch = decode_batch(request.body());
+    auto& entry = fetched(batch);
+    client_->drop(batch);
+    if (entry.fetch)
+      std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, name_of(batch) + ": it is void");
+    ++counts_.dropped;
+    entry.end.emplace(std::move(request));
+    changed_.notify_all();
+  }
+
+  // The thread that looks after waiting requests.
+
+  void look_after(std::stop_token const& stop) {
+    std::unique_lock lock(mutex_);
+    while (!stop.stop_requested()) {
+      if (!is_anyone_waiting()) {
+        changed_.wait(lock, [&] { return stop.stop_requested() || is_anyone_waiting(); });
+        continue;
+      }
+      for (auto each = fetched_.begin(); each != fetched_.end();) {
+        each = look_at(each->first, each->second) ? fetched_.erase(each) : std::next(each);
+      }
+      lock.unlock();
+      std::this_thread::sleep_for(kPoll);
+      lock.lock();
+    }
+  }
+
+  [[nodiscard]] bool is_anyone_waiting() const {
+    return std::ranges::any_of(
+        fetched_, [](auto const& each) { return each.second.fetch.has_value() || each.second.end.has_value(); });
+  }
+
+  /// Answers what can be answered. @returns whether the batch has ended
+  bool look_at(Key key, Fetched& entry) {
+    BatchId const batch{.step = key.second, .worker = key.first};
+    auto& waiting = entry.end ? entry.end : entry.fetch;
+    if (!waiting) return false;
+    try {
+      if (entry.end) {
+        if (!client_->is_finished(batch)) return false;
+        client_->finish(batch);
+        entry.end->reply({});
+        return true;
+      }
+      if (!client_->is_ready(batch)) return false;
+      client_->wait(batch);
+      std::exchange(entry.fetch, std::nullopt)->reply(encode_embeddings(embeddings_of(batch, entry.num_bags)));
+    } catch (std::exception const& error) {
+      std::exchange(waiting, std::nullopt)->refuse(ReplyCode::kFailed, error.what());
+    }
+    return false;
+  }
+
+  [[nodiscard]] Embeddings embeddings_of(BatchId batch, std::vector<std::uint64_t> const& num_bags) {
+    Embeddings embeddings{.num_bags = num_bags, .values = {}};
+    for (std::size_t merged = 0; merged < num_tables_; ++merged) {
+      auto& values = embeddings.values.emplace_back(client_->num_bags(batch, merged) * dims_[merged]);
+      client_->expand(batch, merged, values);
+    }
+    return embeddings;
+  }
+
+  EmbeddingWorkerOptions const options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  ///< A request waits, or the worker ends.
+  // All below is guarded by mutex_.
+  std::vector<std::byte> set_up_;
+  std::vector<FeatureSetting> features_;
+  std::size_t num_tables_ = 0;
+  std::vector<std::size_t> dims_;
+  std::unique_ptr<EmbeddingClient> client_;  ///< Null: there are no tables yet.
+  std::uint64_t generation_ = 0, token_ = 0;
+  std::map<BatchName, Buffered> buffered_;
+  std::map<std::uint64_t, std::uint64_t> last_numbers_;  ///< Number of the last batch of each loader.
+  std::size_t num_bytes_ = 0;                            ///< Bodies of buffered_.
+  std::deque<Request> loaders_;                          ///< Submitted, and without room.
+  std::map<Key, Fetched> fetched_;
+  Counts counts_;
+  std::jthread waiter_;
+};
+
+EmbeddingWorker::EmbeddingWorker(EmbeddingWorkerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+EmbeddingWorker::~EmbeddingWorker() = default;
+void EmbeddingWorker::handle(Request& request) { impl_->handle(request); }
+EmbeddingWorker::Counts EmbeddingWorker::counts() const { return impl_->counts(); }
+
+}  // namespace headway::hybrid
