@@ -75,8 +75,8 @@ def check_contents(wheel: Path) -> None:
     """Checks that the wheel has extensions, types, programs and licence, and no file outside its packages."""
     names = zipfile.ZipFile(wheel).namelist()
     for needed in ("headway/__init__.py", "headway/py.typed", "headway_launcher.py", "headway_autoload.py",
-                   "headway/_C.",
-                   "headway/_embedding.", "headway/_hybrid.", "headway/bin/headway-ps", "headway/hybrid/__init__.py",
+                   "headway/_C.", "headway/_embedding.", "headway/_hybrid.", "headway/bin/headway-ps",
+                   "headway/bin/headway-embedding-worker", "headway/hybrid/__init__.py",
                    "headway/libheadway_operators.so", "headway/embedding/__init__.py",
                    "headway/nn/__init__.py", "headway/torchrec/__init__.py", "/LICENSE",
                    "headway/_programs/dlrm_examples/dlrm_inference/demo.py",

@@ -11,8 +11,10 @@
 #include "headway/comm/link.hpp"
 #include "headway/embedding/table_settings.hpp"
 #include "headway/hybrid/embedding_client.hpp"
+#include "headway/hybrid/worker_client.hpp"
 #include "torch_headers.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -89,21 +91,28 @@ ServerStatus query_status(std::string const& address, std::string const& job, do
   return ServerClient(comm::dial(address, options), milliseconds_of(timeout_s)).status();
 }
 
+std::vector<embedding::MergedTable> merged_tables_of(std::vector<embedding::TableSettings> const& settings,
+                                                     std::vector<std::vector<std::uint32_t>> const& table_ids,
+                                                     std::vector<bool> const& reads_zeros) {
+  base::expects(settings.size() == table_ids.size() && settings.size() == reads_zeros.size(),
+                "table_ids and reads_zeros need one element for each table");
+  std::vector<embedding::MergedTable> tables;
+  for (std::size_t i = 0; i < settings.size(); ++i) {
+    tables.push_back({.options = embedding::options_of(settings[i], /*is_on_host=*/true),
+                      .tables = table_ids[i],
+                      .reads_unknown_as_zeros = reads_zeros[i]});
+  }
+  return tables;
+}
+
 class PythonClient {
  public:
   PythonClient(std::vector<std::string> const& addresses, std::string const& job,
                std::vector<embedding::TableSettings> const& settings,
                std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
                double timeout_s, double connect_timeout_s, int num_threads) {
-    base::expects(settings.size() == table_ids.size() && settings.size() == reads_zeros.size(),
-                  "table_ids and reads_zeros need one element for each table");
-    std::vector<embedding::MergedTable> tables;
-    for (std::size_t i = 0; i < settings.size(); ++i) {
-      tables.push_back({.options = embedding::options_of(settings[i], /*is_on_host=*/true),
-                        .tables = table_ids[i],
-                        .reads_unknown_as_zeros = reads_zeros[i]});
-      dims_.push_back(settings[i].dim);
-    }
+    auto tables = merged_tables_of(settings, table_ids, reads_zeros);
+    for (auto const& table : tables) dims_.push_back(table.options.dim);
     auto const options = link_options(job, connect_timeout_s);
     py::gil_scoped_release const without_gil;
     std::vector<ServerEnd> servers;
@@ -197,6 +206,161 @@ class PythonClient {
   std::unique_ptr<EmbeddingClient> client_;
 };
 
+/// Embedding workers, for a loader or a dense worker.
+class PythonWorkers {
+ public:
+  /// Worker, number of the loader, number of the batch.
+  using Reference = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
+  /// (features) bags, and (bags, dim) of each merged table.
+  using Found = std::pair<std::vector<std::uint64_t>, std::vector<Floats>>;
+
+  PythonWorkers(std::vector<std::string> const& addresses, std::string const& job,
+                std::vector<embedding::TableSettings> const& settings,
+                std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
+                std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const& features,
+                double timeout_s, double connect_timeout_s) {
+    auto const tables = merged_tables_of(settings, table_ids, reads_zeros);
+    for (auto const& table : tables) dims_.push_back(table.options.dim);
+    std::vector<FeatureSetting> of_features;
+    for (auto const& [name, table, pooling] : features) {
+      of_features.push_back({.name = name, .table = table, .pooling = embedding::pooling_of(pooling)});
+    }
+    num_features_ = of_features.size();
+    auto const options = link_options(job, connect_timeout_s);
+    py::gil_scoped_release const without_gil;
+    for (auto const& address : addresses) {
+      auto const name = "embedding worker " + std::to_string(workers_.size()) + " at " + address;
+      workers_.push_back(
+          std::make_unique<WorkerClient>(name, comm::dial(address, options), milliseconds_of(timeout_s)));
+      workers_.back()->set_up(tables, of_features);
+    }
+  }
+
+  void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
+                        std::uint64_t first_step, bool is_exact, std::uint64_t token) {
+    py::gil_scoped_release const without_gil;
+    for (auto const& worker : workers_) {
+      worker->begin_generation(
+          generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact},
+          token);
+    }
+    generation_ = generation;
+    batches_.clear();
+  }
+
+  void submit(Reference const& reference, std::vector<FeatureTuple> const& tuples) {
+    auto const [index, loader, number] = reference;
+    std::vector<FeatureIds> ids;
+    for (auto const& [name, table, pooling, values, lengths, weights] : tuples) {
+      ids.push_back({.ids = span_of(values), .lengths = span_of(lengths)});
+      if (weights) ids.back().weights = span_of(*weights);
+    }
+    py::gil_scoped_release const without_gil;
+    workers_.at(index)->submit({.loader = loader, .number = number}, ids, check_signals);
+  }
+
+  /// @param reference None: a step without a batch, which has no bags
+  void start(std::uint64_t step, std::uint32_t rank, std::optional<Reference> const& reference) {
+    Batch batch;
+    if (reference) {
+      auto const [index, loader, number] = *reference;
+      batch.worker = index;
+      py::gil_scoped_release const without_gil;
+      batch.fetch = workers_.at(index)->start_fetch(generation_, {.loader = loader, .number = number}, {step, rank});
+    } else {
+      batch.found = Embeddings{.num_bags = std::vector<std::uint64_t>(num_features_),
+                               .values = std::vector<std::vector<float>>(dims_.size())};
+      batch.is_empty = true;
+    }
+    batches_.insert_or_assign(step, std::move(batch));
+  }
+
+  Found wait(std::uint64_t step, std::uint32_t rank) {
+    auto& batch = at(step);
+    if (!batch.found) {
+      py::gil_scoped_release const without_gil;
+      batch.found = workers_.at(batch.worker)->wait_embeddings(*batch.fetch, {step, rank}, check_signals);
+    }
+    return arrays_of(*batch.found);
+  }
+
+  void return_gradients(std::uint64_t step, std::uint32_t rank,
+                        std::vector<std::pair<double, std::optional<Floats>>> const& gradients) {
+    auto& batch = at(step);
+    if (batch.is_empty) return drop(step, rank);
+    std::vector<PartValues> parts;
+    for (auto const& [rate, values] : gradients) {
+      parts.push_back({.rate = rate, .gradients = values ? span_of(*values) : std::span<float const>()});
+    }
+    py::gil_scoped_release const without_gil;
+    batch.end = workers_.at(batch.worker)->start_gradients(generation_, {step, rank}, parts);
+  }
+
+  void drop(std::uint64_t step, std::uint32_t rank) {
+    auto& batch = at(step);
+    py::gil_scoped_release const without_gil;
+    batch.end = workers_.at(batch.worker)->start_drop(generation_, {step, rank});
+  }
+
+  void finish(std::uint64_t step, std::uint32_t rank) {
+    auto& batch = at(step);
+    base::expects(batch.end != nullptr, "the batch of step " + std::to_string(step) + " has no gradients");
+    {
+      py::gil_scoped_release const without_gil;
+      workers_.at(batch.worker)->finish(*batch.end, {step, rank}, check_signals);
+    }
+    batches_.erase(step);
+  }
+
+  Found read(Reference const& reference) {
+    auto const [index, loader, number] = reference;
+    Embeddings found;
+    {
+      py::gil_scoped_release const without_gil;
+      found = workers_.at(index)->read({.loader = loader, .number = number}, check_signals);
+    }
+    return arrays_of(found);
+  }
+
+  void end_at(std::uint64_t step) {
+    py::gil_scoped_release const without_gil;
+    workers_.front()->end_at(generation_, step);
+  }
+
+ private:
+  struct Batch {
+    std::size_t worker = 0;
+    bool is_empty = false;
+    Requester::CallPtr fetch{}, end{};
+    std::optional<Embeddings> found{};
+  };
+
+  [[nodiscard]] Batch& at(std::uint64_t step) {
+    auto const found = batches_.find(step);
+    base::expects(found != batches_.end(),
+                  "the batch of step " + std::to_string(step) + " was not started, or has ended");
+    return found->second;
+  }
+
+  [[nodiscard]] Found arrays_of(Embeddings const& embeddings) const {
+    base::expects(embeddings.num_bags.size() == num_features_ && embeddings.values.size() == dims_.size(),
+                  "an embedding worker sent other features");
+    Found found{embeddings.num_bags, {}};
+    for (std::size_t merged = 0; merged < dims_.size(); ++merged) {
+      auto const& values = embeddings.values[merged];
+      found.second.push_back(new_array(values.size() / dims_[merged], dims_[merged]));
+      std::ranges::copy(values, found.second.back().mutable_data());
+    }
+    return found;
+  }
+
+  std::vector<std::size_t> dims_;
+  std::size_t num_features_ = 0;
+  std::vector<std::unique_ptr<WorkerClient>> workers_;
+  std::uint64_t generation_ = 0;
+  std::map<std::uint64_t, Batch> batches_;  ///< By step.
+};
+
 embedding::TableSettings make_settings(std::size_t dim, embedding::Initializer const& initializer,
                                        kernels::OptimizerOptions const& optimizer, std::optional<std::size_t> max_rows,
                                        std::string eviction, std::optional<std::size_t> high_water,
@@ -245,6 +409,24 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_readonly("staleness", &ServerStatus::staleness);
   py::register_exception<RequestRefused>(module, "RequestRefusedError", PyExc_RuntimeError);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
+  py::class_<PythonWorkers>(module, "EmbeddingWorkers")
+      .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
+                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&,
+                    std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const&, double,
+                    double>(),
+           py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
+           py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"), py::arg("connect_timeout_s"))
+      .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::kw_only(),
+           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
+      .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))
+      .def("start", &PythonWorkers::start, py::arg("step"), py::arg("worker"), py::arg("reference"))
+      .def("wait", &PythonWorkers::wait, py::arg("step"), py::arg("worker"))
+      .def("return_gradients", &PythonWorkers::return_gradients, py::arg("step"), py::arg("worker"),
+           py::arg("gradients"))
+      .def("drop", &PythonWorkers::drop, py::arg("step"), py::arg("worker"))
+      .def("finish", &PythonWorkers::finish, py::arg("step"), py::arg("worker"))
+      .def("read", &PythonWorkers::read, py::arg("reference"))
+      .def("end_at", &PythonWorkers::end_at, py::arg("step"));
   py::class_<PythonClient>(module, "EmbeddingClient")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
                     std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&, double, double, int>(),

@@ -146,6 +146,12 @@ TEST_F(EmbeddingWorkerTest, AFetchWaitsForTheStalenessAndGradientsDoNot) {
   for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 3U);
 }
 
+TEST_F(EmbeddingWorkerTest, AStepWithoutABatchIsDropped) {
+  begin(2, {.num_workers = 1});
+  ask(WorkerRequest::kDrop, encode_batch({.step = 0, .worker = 0}));
+  for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 1U);
+}
+
 TEST_F(EmbeddingWorkerTest, ALoaderWaitsWhenTheBufferIsFull) {
   RandomBatch const batch(1);
   auto const size = submission({9, 0}, batch).size();

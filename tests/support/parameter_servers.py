@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers of tests: processes of ``headway-ps`` on this host."""
+"""Parameter servers and embedding workers of tests: processes on this host."""
 
 from __future__ import annotations
 
@@ -27,8 +27,21 @@ class Addresses(list[str]):
 @contextlib.contextmanager
 def parameter_servers(count: int, *options: str, job: str = "hybrid") -> Iterator[Addresses]:
     """Starts servers; yields their addresses, and ends them. Sets the secret in the environment meanwhile."""
+    with _roles("headway-ps", count, "--job", job, *options) as addresses:
+        yield addresses
+
+
+@contextlib.contextmanager
+def embedding_workers(count: int, servers: list[str], *options: str, job: str = "hybrid") -> Iterator[Addresses]:
+    """The same for embedding workers of these servers."""
+    with _roles("headway-embedding-worker", count, "--servers", ",".join(servers), "--job", job, *options) as addresses:
+        yield addresses
+
+
+@contextlib.contextmanager
+def _roles(program: str, count: int, *options: str) -> Iterator[Addresses]:
     environ = {**os.environ, "HEADWAY_GROUP_SECRET": SECRET}
-    command = [str(program_path("headway-ps")), "--address", "127.0.0.1:0", "--job", job, *options]
+    command = [str(program_path(program)), "--address", "127.0.0.1:0", *options]
     before = os.environ.get("HEADWAY_GROUP_SECRET")
     os.environ["HEADWAY_GROUP_SECRET"] = SECRET
     servers: list[subprocess.Popen[str]] = []

@@ -12,6 +12,7 @@
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
 
+#include <algorithm>
 #include <list>
 #include <mutex>
 #include <string>
@@ -25,6 +26,8 @@ using std::chrono::milliseconds;
 
 /// Longest answer in bytes. A larger one is a mistake of the peer.
 constexpr std::uint64_t kMostReplyBytes = std::uint64_t{1} << 32;
+/// Time after which a wait calls WhileWaiting.
+constexpr milliseconds kTick(100);
 
 void expect_ok(comm::Operation const& operation) {
   if (auto const status = operation.status(); !status.ok()) throw base::OperationError(status);
@@ -197,17 +200,25 @@ std::optional<Reply> Requester::wait(Call& call, milliseconds timeout) {
   return Reply{.code = static_cast<ReplyCode>(incoming.frame.header.kind), .body = std::move(incoming.body)};
 }
 
-std::vector<std::byte> Requester::ask(RequestArgs request, milliseconds timeout) {
-  auto const kind = request.kind;
-  auto const call = start(std::move(request));
-  auto reply = wait(*call, timeout);
-  if (!reply) {
-    throw base::OperationError({base::StatusCode::kTimeout, "request of kind " + std::to_string(kind) +
-                                                                " was not answered within " +
-                                                                std::to_string(timeout.count()) + " ms"});
+std::vector<std::byte> Requester::await(Call& call, milliseconds timeout, std::string const& missing,
+                                        WhileWaiting const& while_waiting) {
+  auto const until = comm::deadline_after(timeout);
+  for (;;) {
+    auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
+    auto reply = wait(call, std::clamp(left, milliseconds(1), kTick));
+    if (reply && reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+    if (reply) return std::move(reply->body);
+    if (comm::Clock::now() >= until) {
+      throw base::OperationError(
+          {base::StatusCode::kTimeout, missing + " within " + std::to_string(timeout.count()) + " ms"});
+    }
+    if (while_waiting) while_waiting();
   }
-  if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
-  return std::move(reply->body);
+}
+
+std::vector<std::byte> Requester::ask(RequestArgs request, milliseconds timeout) {
+  auto const missing = "request of kind " + std::to_string(request.kind) + " was not answered";
+  return await(*start(std::move(request)), timeout, missing);
 }
 
 }  // namespace headway::hybrid

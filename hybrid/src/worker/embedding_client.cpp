@@ -32,8 +32,11 @@ using embedding::RoutedBatch;
 
 namespace {
 
-/// Time after which a wait calls WhileWaiting.
-constexpr std::chrono::milliseconds kTick(100);
+/// Time until then, at least 1 ms.
+std::chrono::milliseconds left_until(comm::Deadline until) {
+  using std::chrono::milliseconds;
+  return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(until - comm::Clock::now()));
+}
 
 std::string name_of(BatchId batch) {
   return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
@@ -174,22 +177,6 @@ bool EmbeddingClient::is_ready(BatchId batch) {
   return have_answered(entry, &Batch::AtServer::lookup);
 }
 
-Reply EmbeddingClient::await(ServerClient& client, Requester::Call& call, comm::Deadline until,
-                             WhileWaiting const& while_waiting, std::string const& missing) const {
-  using std::chrono::milliseconds;
-  for (;;) {
-    auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
-    auto reply = client.requester().wait(call, std::clamp(left, milliseconds(1), kTick));
-    if (reply && reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
-    if (reply) return std::move(*reply);
-    if (comm::Clock::now() >= until) {
-      throw base::OperationError(
-          {base::StatusCode::kTimeout, missing + " within " + std::to_string(timeout_.count()) + " ms"});
-    }
-    if (while_waiting) while_waiting();
-  }
-}
-
 void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   if (entry.has_rows) return;
@@ -206,9 +193,9 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
       if (of_server.lookup == nullptr) {
         throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": it could not be sent"});
       }
-      auto const reply = await(client, *of_server.lookup, until, look, name_of(batch) + ": no rows came");
-      std::span<float const> const rows(reinterpret_cast<float const*>(reply.body.data()),
-                                        reply.body.size() / sizeof(float));
+      auto const body =
+          client.requester().await(*of_server.lookup, left_until(until), name_of(batch) + ": no rows came", look);
+      std::span<float const> const rows(reinterpret_cast<float const*>(body.data()), body.size() / sizeof(float));
       take_rows(*entry.keys, server, rows);
     });
     of_server.lookup = nullptr;
@@ -302,8 +289,8 @@ void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
         throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": its gradients were not sent"});
       }
       try {
-        static_cast<void>(
-            await(client, *of_server.part, until, look, name_of(batch) + ": its gradients were not taken"));
+        static_cast<void>(client.requester().await(*of_server.part, left_until(until),
+                                                   name_of(batch) + ": its gradients were not taken", look));
       } catch (RequestRefused const&) {
         of_server.part = nullptr;  // drop() can end it there.
         throw;

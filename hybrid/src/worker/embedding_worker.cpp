@@ -10,7 +10,7 @@
 //              until the servers have answered, that is until the staleness allows.
 //   gradients  of the bags are added by key, and go to the servers. The answer waits until all have taken them. Or
 //   drop:
-//              void notices go instead.
+//              void notices go instead, also for a step without a batch.
 //
 // Example: loader 9 submits its batches 0 and 1. Dense worker 0 fetches batch 0 for step 0 and batch 1 for step 1. With
 // a staleness of 0 the second answer waits until the gradients of the first one were applied.
@@ -287,6 +287,7 @@ class EmbeddingWorker::Impl {
 
   void drop(Request& request) {
     auto const batch = decode_batch(request.body());
+    fetched_.try_emplace({batch.worker, batch.step});  // A dense worker without a batch may drop its step.
     auto& entry = fetched(batch);
     client_->drop(batch);
     if (entry.fetch)

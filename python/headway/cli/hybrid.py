@@ -48,12 +48,14 @@ def main(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run = commands.add_parser("run", help="start and watch all roles on this host")
     ps = commands.add_parser("ps", help="become one parameter server")
+    worker = commands.add_parser("worker", help="become one embedding worker")
     status = commands.add_parser("status", help="show the state of the servers")
-    for each in (run, ps, status):
+    for each in (run, ps, worker, status):
         each.add_argument("config", type=Path, help="TOML file")
     run.add_argument("--workers", type=int, default=1, metavar="N", help="dense workers (default: 1)")
-    ps.add_argument("--index", type=int, required=True, help="of its address in servers.addresses")
-    ps.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
+    for role, section in ((ps, "servers"), (worker, "workers")):
+        role.add_argument("--index", type=int, required=True, help=f"of its address in {section}.addresses")
+        role.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
     status.add_argument("--json", action="store_true", help="one JSON line per server")
     run.usage = "headway hybrid run CONFIG.toml [--workers N] -- SCRIPT.py [argument ...]"
     words = list(argv)
@@ -63,10 +65,13 @@ def main(argv: Sequence[str]) -> int:
         config = HybridConfig.load(options.config)
     except ConfigError as error:
         parser.error(str(error))
-    if options.command == "ps":
-        if not 0 <= options.index < len(config.servers.addresses):
-            parser.error(f"--index must be from 0 to {len(config.servers.addresses) - 1}, not {options.index}")
-        command = server_command(config, options.listen or config.servers.addresses[options.index])
+    if options.command in ("ps", "worker"):
+        is_server = options.command == "ps"
+        addresses = config.servers.addresses if is_server else config.workers.addresses
+        if not 0 <= options.index < len(addresses):
+            parser.error(f"--index must be from 0 to {len(addresses) - 1}, not {options.index}")
+        command_of = server_command if is_server else worker_command
+        command = command_of(config, options.listen or addresses[options.index])
         os.execv(command[0], command)
     if options.command == "status":
         return _print_status(config, as_json=options.json)
@@ -86,6 +91,21 @@ def server_command(config: HybridConfig, address: str) -> list[str]:
         *("--threads", str(config.servers.threads)),
         *("--max-request-mib", str(config.servers.max_request_mib)),
         *("--strict", str(int(config.servers.strict))),
+    ]
+
+
+def worker_command(config: HybridConfig, address: str) -> list[str]:
+    """Returns the command of an embedding worker that listens at ``address``."""
+    return [
+        str(program_path("headway-embedding-worker")),
+        *("--servers", ",".join(config.servers.addresses)),
+        *("--address", address),
+        *("--job", config.job.name),
+        *("--threads", str(config.workers.threads)),
+        *("--timeout", str(round(config.job.timeout_s * 1000))),
+        *("--connect-timeout", str(round(config.job.connect_timeout_s * 1000))),
+        *("--max-request-mib", str(config.servers.max_request_mib)),
+        *("--buffer-mib", str(config.workers.buffer_mib)),
     ]
 
 
@@ -134,6 +154,9 @@ def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
             for index, address in enumerate(config.servers.addresses):
                 process = _start(server_command(config, address), environ, stdout=subprocess.DEVNULL)
                 servers.append(_Role(f"parameter server {index} at {address}", process))
+            for index, address in enumerate(config.workers.addresses):
+                process = _start(worker_command(config, address), environ, stdout=subprocess.DEVNULL)
+                servers.append(_Role(f"embedding worker {index} at {address}", process))
         command = [sys.executable, *script]
         if num_workers > 1:
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

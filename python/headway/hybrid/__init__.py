@@ -28,9 +28,21 @@ from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
 from headway.hybrid.batches import Batch, batches
 from headway.hybrid.config import HybridConfig
+from headway.hybrid.lookups import BatchRef, Loader
 from headway.hybrid.tables import HybridBatch, HybridTables
 
-__all__ = ["Batch", "ConfigError", "HybridBatch", "HybridConfig", "HybridTables", "ServerStatus", "batches", "connect"]
+__all__ = [
+    "Batch",
+    "BatchRef",
+    "ConfigError",
+    "HybridBatch",
+    "HybridConfig",
+    "HybridTables",
+    "Loader",
+    "ServerStatus",
+    "batches",
+    "connect",
+]
 
 
 def connect(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from headway.embedding import HashTableCollection
 from headway.embedding.features import columns_of, tensors_of
+from headway.hybrid.lookups import BatchRef
 from headway.hybrid.tables import HybridTables
 
 
@@ -21,7 +22,8 @@ class Batch:
     """A batch of a dense worker. B samples.
 
     Attributes:
-        features: ids, as a collection takes them. ``batches()`` replaces them by a lookup that has begun.
+        features: ids, as a collection takes them, or a ``BatchRef``. ``batches()`` replaces them by a lookup that has
+            begun.
         dense: (B, ...) inputs of the dense model.
         labels: (B, ...).
     """
@@ -32,6 +34,8 @@ class Batch:
 
     def empty(self) -> Batch:
         """Returns a batch without samples, of the same features and columns."""
+        if isinstance(self.features, BatchRef):
+            return Batch(None, self.dense[:0], self.labels[:0])
         columns = columns_of(self.features)
         features = {}
         for name in columns:

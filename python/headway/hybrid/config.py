@@ -58,6 +58,21 @@ class ServersConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkersConfig:
+    """Embedding workers. Without any, dense workers ask the servers themselves.
+
+    Attributes:
+        addresses: ``HOST:PORT`` of each.
+        threads: threads of a worker.
+        buffer_mib: ids in MiB that a worker buffers; loaders wait beyond it.
+    """
+
+    addresses: tuple[str, ...] = ()
+    threads: int = 1
+    buffer_mib: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     """All settings.
 
@@ -66,7 +81,7 @@ class HybridConfig:
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
         staleness: steps; with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
-        job, servers: sections.
+        job, servers, workers: sections.
     """
 
     mode: Mode = "hybrid"
@@ -74,6 +89,7 @@ class HybridConfig:
     order: Literal["free", "exact"] = "free"
     job: JobConfig = field(default_factory=JobConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
 
     @classmethod
     def load(cls, path: str | Path) -> HybridConfig:
@@ -102,9 +118,13 @@ class HybridConfig:
             raise ConfigError(f'staleness contradicts mode = "{config.mode}": only "hybrid" has one')
         if not config.servers.addresses:
             raise ConfigError("servers.addresses is empty")
+        if config.mode == "local" and config.workers.addresses:
+            raise ConfigError('workers.addresses contradicts mode = "local"')
         for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",
                             config.job.connect_timeout_s), ("servers.threads", config.servers.threads),
-                            ("servers.max_request_mib", config.servers.max_request_mib)):  # fmt: skip
+                            ("servers.max_request_mib", config.servers.max_request_mib),
+                            ("workers.threads", config.workers.threads),
+                            ("workers.buffer_mib", config.workers.buffer_mib)):  # fmt: skip
             if not 0 < value < 1e9:
                 raise ConfigError(f"{name} must be above 0, not {value}")
         return config

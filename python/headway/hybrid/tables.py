@@ -19,22 +19,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._hybrid import EmbeddingClient, RequestRefusedError, ServerStatus, TableSettings
+from headway._hybrid import RequestRefusedError, ServerStatus
 from headway.embedding.anchor import Anchor
 from headway.embedding.collection import is_recomputation
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
-from headway.embedding.features import Features, columns_of, tensors_of
-from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
+from headway.embedding.features import Features
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
 from headway.hybrid.config import HybridConfig
-
-Values = npt.NDArray[np.float32]
+from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
 
 
 @dataclass(eq=False)
@@ -43,19 +40,19 @@ class HybridBatch:
 
     Attributes:
         step: its step.
-        num_bags: bags of each feature: its lists, or its ids without pooling.
         source: the features, by which activation checkpointing finds the batch again.
         gradients: (bags, dim) of each merged table, or None; from the backward pass.
         is_looked_up: ``forward()`` has returned its embeddings.
         has_backward: a backward pass has reached it.
+        num_bags: bags of each feature: its lists, or its ids without pooling; from ``forward()``.
     """
 
     step: int
-    num_bags: list[int]
-    source: Features
+    source: Any
     gradients: list[Values | None] = field(default_factory=list)
     is_looked_up: bool = False
     has_backward: bool = False
+    num_bags: list[int] = field(default_factory=list)
 
 
 class HybridOptimizer(TableOptimizer):
@@ -103,7 +100,8 @@ class HybridTables(nn.Module):
     Args:
         config: addresses of the servers, mode and staleness.
         tables: the tables. The first trainer gives them to the servers; a later difference is an error.
-        features: the features that are looked up in them.
+        features: the features that are looked up in them. With embedding workers (``workers.addresses``) batches are
+            what a ``Loader`` returned, and ids stay away from this process.
         process_group: the dense workers; None: the world group if there is one; ``LOCAL``: this process alone.
         seed: seed of initial embeddings.
         num_threads: threads that remove duplicates and add gradients; None: as many as torch has.
@@ -126,24 +124,16 @@ class HybridTables(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.device = config, torch.device(device)
-        self.features = list(features)
-        self.merged_tables: list[MergedTable] = merge_tables(tables)
+        layout = Layout.of(tables, features)
+        self.features, self.merged_tables, self._of_table = layout.features, layout.merged_tables, layout.of_table
         self.process_group = resolve_group(process_group)
         self.rank = 0 if self.process_group is None else self.process_group.rank()
         self.num_ranks = 1 if self.process_group is None else self.process_group.size()
-        self._of_table = self._assign_features()
-        addresses = config.servers.addresses
-        self._client = EmbeddingClient(
-            addresses=addresses,
-            job=config.job.name,
-            tables=[
-                TableSettings(**each.settings(seed=seed, num_ranks=len(addresses))) for each in self.merged_tables
-            ],
-            table_ids=[[table_id_of(table.name) for table in each.tables] for each in self.merged_tables],
-            reads_zeros=[each.config.unknown == "zeros" for each in self.merged_tables],
-            timeout_s=config.job.timeout_s,
-            connect_timeout_s=config.job.connect_timeout_s,
-            num_threads=torch.get_num_threads() if num_threads is None else num_threads,
+        threads = torch.get_num_threads() if num_threads is None else num_threads
+        self._lookups: WorkerLookups | ServerLookups = (
+            WorkerLookups(config, layout, seed=seed)
+            if config.workers.addresses
+            else ServerLookups(config, layout, seed=seed, num_threads=threads)
         )
         #: Gradients of the backward passes since the last step that a GradScaler has not seen, by merged table.
         self._unseen: list[list[Values]] = [[] for _ in self.merged_tables]
@@ -158,23 +148,6 @@ class HybridTables(nn.Module):
         self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
         self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
 
-    def _assign_features(self) -> list[list[int]]:
-        """Returns the features of each merged table, as indices."""
-        index_of = merged_table_indices(self.merged_tables)
-        of_table: list[list[int]] = [[] for _ in self.merged_tables]
-        names: set[str] = set()
-        for index, feature in enumerate(self.features):
-            if feature.name in names:
-                raise ValueError(f"feature {feature.name} is there twice")
-            if feature.table not in index_of:
-                raise ValueError(f"feature {feature.name}: there is no table {feature.table}")
-            names.add(feature.name)
-            of_table[index_of[feature.table]].append(index)
-        for merged, of_merged in zip(self.merged_tables, of_table, strict=True):
-            if not of_merged:
-                raise ValueError(f"no feature uses the table {merged.name}")
-        return of_table
-
     def _begin_generation(self) -> int:
         """Begins a generation of dense workers at the servers; returns the number of steps before it."""
         chosen: list[Any] = [None]
@@ -182,13 +155,13 @@ class HybridTables(nn.Module):
         if not is_alone:  # Servers have taken the gradients of all workers.
             dist.barrier(group=self.process_group)
         if self.rank == 0:
-            states = self._client.status()
+            states = self._lookups.status()
             generation = max(each.generation for each in states) + 1
             chosen = [(generation, max(each.num_applied for each in states), secrets.randbits(63))]
         if not is_alone:
             dist.broadcast_object_list(chosen, group=self.process_group, group_src=0)
         self.generation, first_step, token = chosen[0]
-        self._client.begin_generation(
+        self._lookups.begin_generation(
             self.generation,
             workers=self.num_ranks,
             staleness=self.config.most_missing_steps,
@@ -205,11 +178,12 @@ class HybridTables(nn.Module):
         """Batches that may be between ``begin()`` and the confirmation of their gradients."""
         return self.config.most_missing_steps + 1
 
-    def begin(self, features: Features) -> HybridBatch:
+    def begin(self, features: Features | BatchRef | None) -> HybridBatch:
         """Sends the ids of the next batch to the servers that own them. Does not wait for their embeddings.
 
         Args:
-            features: as for ``HashTableCollection``. Weights do not get a gradient.
+            features: as for ``HashTableCollection``; weights do not get a gradient. With embedding workers a
+                ``BatchRef``, or None for a batch without samples.
         Raises:
             ValueError: a feature is missing or its tensors do not fit, or ``staleness`` + 1 batches have not made their
                 step.
@@ -225,32 +199,13 @@ class HybridTables(nn.Module):
             )
         while len(self._ahead) + len(self._returned) >= self.most_in_flight:
             self._confirm_oldest()
-        arguments, num_bags = self._arguments_of(features)
-        self._client.start(self._next, self.rank, arguments)
-        batch = HybridBatch(self._next, num_bags, features, [None] * len(self.merged_tables))
+        self._lookups.start(self._next, self.rank, features)
+        batch = HybridBatch(self._next, features, [None] * len(self.merged_tables))
         self._next += 1
         self._ahead.append(batch)
         return batch
 
-    def _arguments_of(self, features: Features) -> tuple[list[Any], list[int]]:
-        """Returns features for the client, those of a merged table adjacent, and bags in the order of ``features``."""
-        columns = columns_of(features)
-        arguments: list[Any] = []
-        num_bags = [0] * len(self.features)
-        for index in (index for of_merged in self._of_table for index in of_merged):
-            feature = self.features[index]
-            ids, lengths, weights = tensors_of(columns, feature.name)
-            if weights is not None and weights.requires_grad:
-                raise ValueError(f"feature {feature.name}: weights on parameter servers cannot get a gradient")
-            values = None if weights is None else weights.to("cpu", torch.float32).contiguous().numpy()
-            arguments.append(
-                (feature.name, table_id_of(feature.table), feature.pooling, _int64(feature.name, ids),
-                 _int64(feature.name, lengths), values)
-            )  # fmt: skip
-            num_bags[index] = len(ids) if feature.pooling is None else len(lengths)
-        return arguments, num_bags
-
-    def forward(self, features: Features | HybridBatch) -> dict[str, torch.Tensor]:
+    def forward(self, features: Features | BatchRef | HybridBatch) -> dict[str, torch.Tensor]:
         """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
 
         With ``train()`` each call with features begins a batch, which ends by ``optimizer.step()`` or ``skip()``.
@@ -269,29 +224,29 @@ class HybridTables(nn.Module):
         elif self.training and is_recomputation():
             batch = self._batch_of(features)
         elif not self.training:
-            arguments, num_bags = self._arguments_of(features)
             while self._returned:  # So that it sees the updates of this worker.
                 self._confirm_oldest()
-            return self._by_feature(self._client.read(arguments), num_bags)
+            return self._by_feature(*self._lookups.read(features))
         else:
             batch = self.begin(features)
         if batch not in self._ahead:
             raise ValueError(f"the batch of step {batch.step} has made its step")
-        outputs = self._by_feature(self._client.wait(batch.step, self.rank), batch.num_bags)
+        batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
+        outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
         if not torch.is_grad_enabled():
             return outputs
         with_gradient = _Expand.apply(batch, self, *outputs.values(), *self._anchors)
         return dict(zip(outputs, with_gradient, strict=True))
 
-    def _batch_of(self, features: Features) -> HybridBatch:
+    def _batch_of(self, features: Features | BatchRef) -> HybridBatch:
         """Finds the batch that activation checkpointing looks up again."""
         for batch in self._ahead:
             if batch.source is features:
                 return batch
         raise RuntimeError("the backward pass repeats a lookup of a batch that has made its step, or of other features")
 
-    def _by_feature(self, of_tables: Sequence[Values], num_bags: Sequence[int]) -> dict[str, torch.Tensor]:
+    def _by_feature(self, num_bags: Sequence[int], of_tables: Sequence[Values]) -> dict[str, torch.Tensor]:
         outputs: dict[str, torch.Tensor] = {}
         for values, of_merged in zip(of_tables, self._of_table, strict=True):
             parts = torch.split(torch.from_numpy(values).to(self.device), [num_bags[index] for index in of_merged])
@@ -357,7 +312,7 @@ class HybridTables(nn.Module):
             arguments.append((rates[index] * factor, values))
         while self._ahead[0] is not batch:
             self.skip()
-        self._client.return_gradients(batch.step, self.rank, arguments)
+        self._lookups.return_gradients(batch.step, self.rank, arguments)
         self._end_oldest()
 
     def _batch_to_step(self) -> HybridBatch:
@@ -390,7 +345,7 @@ class HybridTables(nn.Module):
         """
         if not self._ahead:
             raise RuntimeError("skip(): no batch has begun")
-        self._client.drop(self._ahead[0].step, self.rank)
+        self._lookups.drop(self._ahead[0].step, self.rank)
         self._end_oldest()
 
     def skip_learned(self) -> None:
@@ -404,9 +359,9 @@ class HybridTables(nn.Module):
 
     def _confirm_oldest(self) -> None:
         try:
-            self._client.finish(self._returned[0], self.rank)
+            self._lookups.finish(self._returned[0], self.rank)
         except RequestRefusedError:  # Such as gradients that are not finite: other workers must not wait for them.
-            self._client.drop(self._returned[0], self.rank)
+            self._lookups.drop(self._returned[0], self.rank)
             raise
         self._returned.popleft()
 
@@ -431,14 +386,14 @@ class HybridTables(nn.Module):
             self.skip()
         while self._returned:
             self._confirm_oldest()
-        self._client.end_at(self._next)
+        self._lookups.end_at(self._next)
         self._has_ended = True
 
     # Statistics
 
     def status(self) -> list[ServerStatus]:
         """Returns counters of each server."""
-        return self._client.status()
+        return self._lookups.status()
 
     def extra_repr(self) -> str:
         tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
@@ -447,9 +402,3 @@ class HybridTables(nn.Module):
             f"staleness {self.config.most_missing_steps}"
         )
 
-
-def _int64(name: str, tensor: torch.Tensor) -> npt.NDArray[np.int64]:
-    if tensor.dtype not in (torch.int64, torch.int32) or tensor.dim() != 1:
-        raise ValueError(f"feature {name}: ids and lengths must be of one dimension, int64 or int32")
-    array: npt.NDArray[np.int64] = tensor.to("cpu", torch.int64).contiguous().numpy()
-    return array

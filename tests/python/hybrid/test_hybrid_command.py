@@ -27,8 +27,9 @@ from headway.embedding import FeatureConfig, Sgd, TableConfig
 
 if "RANK" in __import__("os").environ:
     torch.distributed.init_process_group("gloo")
-tables = hybrid.connect(sys.argv[1], tables=[TableConfig("item", dim=4, optimizer=Sgd(lr=1.0))],
-                        features=[FeatureConfig("item", table="item", pooling="sum")])
+TABLES = [TableConfig("item", dim=4, optimizer=Sgd(lr=1.0))]
+FEATURES = [FeatureConfig("item", table="item", pooling="sum")]
+tables = hybrid.connect(sys.argv[1], tables=TABLES, features=FEATURES)
 ids = (torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
 source = (hybrid.Batch({"item": ids}, torch.zeros(2, 1), torch.zeros(2)) for _ in range(int(sys.argv[2])))
 for batch in hybrid.batches(tables, source):
@@ -135,6 +136,29 @@ def test_wrong_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit):
             main(arguments)
         assert message in capsys.readouterr().err
+
+
+def test_a_killed_embedding_worker_is_named(tmp_path: Path) -> None:
+    config, script, _ = job(tmp_path)
+    (port,) = free_ports(1)
+    config.write_text(config.read_text() + f'[workers]\naddresses = ["127.0.0.1:{port}"]\n')
+    text = script.read_text()
+    loader = "loader = hybrid.Loader(hybrid.HybridConfig.load(sys.argv[1]), tables=TABLES, features=FEATURES)"
+    text = text.replace("source = (", f"{loader}\nsource = (").replace('{"item": ids}', 'loader.submit({"item": ids})')
+    script.write_text(text)
+    process = start(config, script, 100_000)
+    deadline = time.monotonic() + 60
+    workers: list[psutil.Process] = []
+    while not workers and time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children()
+        workers = [each for each in children if "--servers" in each.cmdline()]
+        time.sleep(0.1)
+    time.sleep(4)
+    assert process.poll() is None
+    workers[0].send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, (out, err)
+    assert f"embedding worker 0 at 127.0.0.1:{port}" in err
 
 
 def test_a_server_alone_needs_the_secret_and_listens(tmp_path: Path) -> None:

@@ -12,64 +12,10 @@ import torch
 import torch.distributed as dist
 from headway import hybrid
 from headway.comm.rank_processes import run_ranks
-from headway.embedding import LOCAL, Adam, FeatureConfig, HashTableCollection, Sgd, TableConfig, Uniform
+from headway.embedding import LOCAL
+from hybrid_cases import STEPS, batch_of, collection, feature_configs, table_configs, train
 from parameter_servers import parameter_servers
 from torch.utils.checkpoint import checkpoint
-
-STEPS = 12
-
-
-def table_configs() -> list[TableConfig]:
-    options = {"initializer": Uniform(-1.0, 1.0), "optimizer": Adam(lr=0.05)}
-    return [TableConfig("user", dim=4, **options), TableConfig("item", dim=4, **options),
-            TableConfig("city", dim=2, initializer=Uniform(-1.0, 1.0), optimizer=Sgd(lr=0.1))]  # fmt: skip
-
-
-def feature_configs() -> list[FeatureConfig]:
-    return [
-        FeatureConfig("user_id", table="user"),
-        FeatureConfig("city", table="city", pooling="sum"),
-        FeatureConfig("history", table="item", pooling="mean"),
-    ]
-
-
-def batch_of(step: int, rank: int, samples: int = 6) -> hybrid.Batch:
-    draw = torch.Generator().manual_seed(100 * step + rank)
-    lengths = {"user_id": torch.ones(samples, dtype=torch.int64), "city": torch.ones(samples, dtype=torch.int64),
-               "history": torch.randint(0, 4, (samples,), generator=draw)}  # fmt: skip
-    features = {
-        name: (torch.randint(0, 30, (int(each.sum()),), generator=draw), each) for name, each in lengths.items()
-    }
-    return hybrid.Batch(features, torch.rand(samples, 3, generator=draw), torch.rand(samples, 1, generator=draw))
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.top = torch.nn.Linear(4 + 2 + 4 + 3, 1)
-
-    def forward(self, embeddings: dict[str, torch.Tensor], dense: torch.Tensor) -> torch.Tensor:
-        return self.top(torch.cat([*embeddings.values(), dense], dim=1))
-
-
-def train(tables: Any, source: list[hybrid.Batch], group: dist.ProcessGroup | None = None) -> list[float]:
-    """Trains and returns the losses. Gradients of the dense model are added over workers."""
-    model = Model()
-    dense = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
-    for batch in hybrid.batches(tables, source):
-        dense.zero_grad()
-        outputs = model(tables(batch.features), batch.dense)
-        loss = (outputs - batch.labels).square().sum()
-        loss.backward()
-        if group is not None:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad, group=group)
-        dense.step()
-        tables.optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def connect(addresses: list[str], mode: str = "sync", **settings: Any) -> hybrid.HybridTables:
@@ -83,12 +29,6 @@ def connect(addresses: list[str], mode: str = "sync", **settings: Any) -> hybrid
 def two_servers() -> Iterator[list[str]]:
     with parameter_servers(2) as addresses:
         yield addresses
-
-
-def collection(**options: Any) -> HashTableCollection:
-    return HashTableCollection(
-        tables=table_configs(), features=feature_configs(), gradient_reduction="sum", seed=7, **options
-    )
 
 
 def test_without_staleness_it_learns_as_a_collection(two_servers: list[str]) -> None:
@@ -342,7 +282,7 @@ def test_a_killed_server_is_named() -> None:
 def test_a_part_that_never_comes_is_a_timeout(two_servers: list[str]) -> None:
     tables = connect(two_servers, job={"timeout_s": 0.3})
     # The servers wait for a second worker that never comes.
-    tables._client.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, token=1)
+    tables._lookups.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, token=1)
     tables(batch_of(0, 0).features)
     tables.optimizer.step()
     with pytest.raises(RuntimeError, match=r"parameter server 0 at .*: batch of step 1, worker 0: no rows came within"):

@@ -54,8 +54,7 @@ class EmbeddingClient {
   void start(BatchId batch, std::span<embedding::Feature const> features);
   /// Have all rows come? Does not wait.
   [[nodiscard]] bool is_ready(BatchId batch);
-  /// Called about every 100 ms in waits; its exceptions pass through.
-  using WhileWaiting = std::function<void()>;
+  using WhileWaiting = Requester::WhileWaiting;
   /// Waits for the rows. Servers hold them back until the staleness allows.
   void wait(BatchId batch, WhileWaiting const& while_waiting = {});
   [[nodiscard]] std::size_t num_bags(BatchId batch, std::size_t merged) const;
@@ -101,10 +100,6 @@ class EmbeddingClient {
   [[nodiscard]] Batch const& at(BatchId batch) const;
   /// Keys of a server.
   [[nodiscard]] std::vector<KeyList> keys_of(embedding::RoutedBatch const& batch, std::size_t server) const;
-  /// Waits for the answer to a call until `until`.
-  /// @throws base::OperationError that says what is missing, when that time passes
-  [[nodiscard]] Reply await(ServerClient& client, Requester::Call& call, comm::Deadline until,
-                            WhileWaiting const& while_waiting, std::string const& missing) const;
   /// Copies the rows of a server into the batch. @throws base::OperationError if they are of another size
   void take_rows(embedding::RoutedBatch& batch, std::size_t server, std::span<float const> rows);
   /// Runs `call` for a server; its errors name the server.

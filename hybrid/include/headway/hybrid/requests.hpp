@@ -90,6 +90,13 @@ class Requester {
   /// @returns nothing when the timeout passes first; the call goes on
   /// @throws base::OperationError if the link has failed
   [[nodiscard]] std::optional<Reply> wait(Call& call, std::chrono::milliseconds timeout);
+  /// Called about every 100 ms in a wait; its exceptions pass through.
+  using WhileWaiting = std::function<void()>;
+  /// Waits for an answer, which is kOk.
+  /// @param missing for the error: what has not come
+  /// @throws RequestRefused if it is not; base::OperationError if the link has failed, or at the timeout
+  [[nodiscard]] std::vector<std::byte> await(Call& call, std::chrono::milliseconds timeout, std::string const& missing,
+                                             WhileWaiting const& while_waiting = {});
   /// start() and wait().
   /// @throws RequestRefused if the answer is not kOk; base::OperationError if the link has failed, or with kTimeout
   [[nodiscard]] std::vector<std::byte> ask(RequestArgs request, std::chrono::milliseconds timeout);

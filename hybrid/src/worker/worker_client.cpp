@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "headway/hybrid/worker_client.hpp"
+
+#include <utility>
+
+namespace headway::hybrid {
+
+namespace {
+
+std::string name_of(BatchId batch) {
+  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
+}
+
+}  // namespace
+
+WorkerClient::WorkerClient(std::string name, std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout)
+    : name_(std::move(name)), timeout_(timeout), requester_(std::move(link), timeout) {}
+
+template <class Call>
+auto WorkerClient::named(Call&& call) {
+  try {
+    return call();
+  } catch (base::OperationError const& error) {
+    throw base::OperationError({error.status().code(), name_ + ": " + error.what()});
+  } catch (RequestRefused const& refused) {
+    throw RequestRefused(refused.code(), name_ + ": " + refused.what());
+  }
+}
+
+Requester::CallPtr WorkerClient::start(WorkerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+  return named([&] {
+    return requester_.start(
+        {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
+  });
+}
+
+std::vector<std::byte> WorkerClient::await(Requester::Call& call, std::string const& missing,
+                                           WhileWaiting const& while_waiting) {
+  return named([&] { return requester_.await(call, timeout_, missing, while_waiting); });
+}
+
+void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features) {
+  auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features));
+  static_cast<void>(await(*call, "it was not set up"));
+}
+
+void WorkerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
+  auto const call = start(WorkerRequest::kBeginGeneration, generation, encode_generation(options, token));
+  static_cast<void>(await(*call, "no generation was begun"));
+}
+
+void WorkerClient::submit(BatchName name, std::span<FeatureIds const> features, WhileWaiting const& while_waiting) {
+  auto const call = start(WorkerRequest::kSubmit, 0, encode_submit(name, features));
+  static_cast<void>(await(*call, to_string(name) + ": no room for it was made", while_waiting));
+}
+
+Requester::CallPtr WorkerClient::start_fetch(std::uint64_t generation, BatchName name, BatchId batch) {
+  return start(WorkerRequest::kFetch, generation, encode_fetch(name, batch));
+}
+
+Embeddings WorkerClient::wait_embeddings(Requester::Call& fetch, BatchId batch, WhileWaiting const& while_waiting) {
+  return decode_embeddings(await(fetch, name_of(batch) + ": no embeddings came", while_waiting));
+}
+
+Requester::CallPtr WorkerClient::start_gradients(std::uint64_t generation, BatchId batch,
+                                                 std::span<PartValues const> gradients) {
+  return start(WorkerRequest::kGradients, generation, encode_part(batch, gradients));
+}
+
+Requester::CallPtr WorkerClient::start_drop(std::uint64_t generation, BatchId batch) {
+  return start(WorkerRequest::kDrop, generation, encode_batch(batch));
+}
+
+void WorkerClient::finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting) {
+  static_cast<void>(await(end, name_of(batch) + ": its gradients were not taken", while_waiting));
+}
+
+Embeddings WorkerClient::read(BatchName name, WhileWaiting const& while_waiting) {
+  auto const call = start(WorkerRequest::kRead, 0, encode_fetch(name, {}));
+  return decode_embeddings(await(*call, to_string(name) + ": no embeddings came", while_waiting));
+}
+
+void WorkerClient::end_at(std::uint64_t generation, std::uint64_t step) {
+  auto const call = start(WorkerRequest::kEndAt, generation, encode_batch({.step = step}));
+  static_cast<void>(await(*call, "the end was not taken"));
+}
+
+}  // namespace headway::hybrid

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookups of ``HybridTables``: straight at the parameter servers, or through embedding workers.
+
+With embedding workers a dense worker has a ``BatchRef`` in place of ids. A ``Loader`` made it in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headway._hybrid import EmbeddingClient, EmbeddingWorkers, ServerStatus, TableSettings, query_status
+from headway.embedding.config import FeatureConfig, TableConfig
+from headway.embedding.features import Features, columns_of, tensors_of
+from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
+from headway.hybrid.config import HybridConfig
+
+Values = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class BatchRef:
+    """A batch whose ids an embedding worker has. It may be pickled, and has no id.
+
+    Attributes:
+        worker: index of the embedding worker.
+        loader: number of the loader.
+        number: number of the batch at the loader.
+    """
+
+    worker: int
+    loader: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tables and features, in the order in which servers and embedding workers see them.
+
+    Attributes:
+        merged_tables: tables of equal configuration share storage.
+        features: in the order of the caller.
+        of_table: indices of the features of each merged table.
+    """
+
+    merged_tables: list[MergedTable]
+    features: list[FeatureConfig]
+    of_table: list[list[int]]
+
+    @classmethod
+    def of(cls, tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> Layout:
+        """Merges tables and assigns features.
+
+        Raises:
+            ValueError: a name is used twice, or a feature's table does not exist.
+        """
+        merged_tables, features = merge_tables(tables), list(features)
+        index_of = merged_table_indices(merged_tables)
+        of_table: list[list[int]] = [[] for _ in merged_tables]
+        names: set[str] = set()
+        for index, feature in enumerate(features):
+            if feature.name in names:
+                raise ValueError(f"feature {feature.name} is there twice")
+            if feature.table not in index_of:
+                raise ValueError(f"feature {feature.name}: there is no table {feature.table}")
+            names.add(feature.name)
+            of_table[index_of[feature.table]].append(index)
+        for merged, of_merged in zip(merged_tables, of_table, strict=True):
+            if not of_merged:
+                raise ValueError(f"no feature uses the table {merged.name}")
+        return cls(merged_tables, features, of_table)
+
+    @property
+    def order(self) -> list[int]:
+        """Indices of the features, those of a merged table adjacent."""
+        return [index for of_merged in self.of_table for index in of_merged]
+
+    def settings(self, *, seed: int, num_servers: int) -> dict[str, Any]:
+        """Returns arguments of both clients."""
+        return {
+            "tables": [TableSettings(**each.settings(seed=seed, num_ranks=num_servers)) for each in self.merged_tables],
+            "table_ids": [[table_id_of(table.name) for table in each.tables] for each in self.merged_tables],
+            "reads_zeros": [each.config.unknown == "zeros" for each in self.merged_tables],
+        }
+
+    def arguments_of(self, features: Features) -> tuple[list[Any], list[int]]:
+        """Returns features for a client, in ``order``, and their bags, in the order of the caller.
+
+        Raises:
+            ValueError: a feature is missing, or its tensors do not fit.
+        """
+        columns = columns_of(features)
+        arguments: list[Any] = []
+        num_bags = [0] * len(self.features)
+        for index in self.order:
+            feature = self.features[index]
+            ids, lengths, weights = tensors_of(columns, feature.name)
+            if weights is not None and weights.requires_grad:
+                raise ValueError(f"feature {feature.name}: weights on parameter servers cannot get a gradient")
+            values = None if weights is None else weights.to("cpu", torch.float32).contiguous().numpy()
+            arguments.append(
+                (feature.name, table_id_of(feature.table), feature.pooling, _int64(feature.name, ids),
+                 _int64(feature.name, lengths), values)
+            )  # fmt: skip
+            num_bags[index] = len(ids) if feature.pooling is None else len(lengths)
+        return arguments, num_bags
+
+
+class ServerLookups:
+    """Lookups of features straight at the parameter servers."""
+
+    def __init__(self, config: HybridConfig, layout: Layout, *, seed: int, num_threads: int) -> None:
+        addresses = config.servers.addresses
+        self._layout = layout
+        self._client = EmbeddingClient(
+            addresses=addresses,
+            job=config.job.name,
+            timeout_s=config.job.timeout_s,
+            connect_timeout_s=config.job.connect_timeout_s,
+            num_threads=num_threads,
+            **layout.settings(seed=seed, num_servers=len(addresses)),
+        )
+        self._num_bags: dict[int, list[int]] = {}  #: Bags of the batches in flight, by step.
+        self.begin_generation = self._client.begin_generation
+        self.return_gradients = self._client.return_gradients
+        self.drop = self._client.drop
+        self.end_at = self._client.end_at
+        self.status = self._client.status
+
+    def start(self, step: int, rank: int, features: Any) -> None:
+        if isinstance(features, BatchRef):
+            raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses")
+        arguments, num_bags = self._layout.arguments_of(features)
+        self._client.start(step, rank, arguments)
+        self._num_bags[step] = num_bags
+
+    def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
+        return self._num_bags[step], self._client.wait(step, rank)
+
+    def finish(self, step: int, rank: int) -> None:
+        self._client.finish(step, rank)
+        self._num_bags.pop(step, None)
+
+    def read(self, features: Any) -> tuple[list[int], list[Values]]:
+        arguments, num_bags = self._layout.arguments_of(features)
+        return num_bags, self._client.read(arguments)
+
+
+class WorkerLookups:
+    """Lookups through embedding workers, of batches that a ``Loader`` has sent them."""
+
+    def __init__(self, config: HybridConfig, layout: Layout, *, seed: int) -> None:
+        self._config, self._layout = config, layout
+        self._workers = connect_workers(config, layout, seed=seed)
+        self.begin_generation = self._workers.begin_generation
+        self.return_gradients = self._workers.return_gradients
+        self.drop = self._workers.drop
+        self.finish = self._workers.finish
+        self.end_at = self._workers.end_at
+
+    def start(self, step: int, rank: int, features: Any) -> None:
+        self._workers.start(step, rank, self._reference_of(features))
+
+    def _reference_of(self, features: Any) -> tuple[int, int, int] | None:
+        """Returns the key of a batch; None: it is empty."""
+        if isinstance(features, BatchRef):
+            return features.worker, features.loader, features.number
+        if features is None:
+            return None
+        raise ValueError(
+            "with embedding workers, features are what Loader.submit() returned, since a dense worker has no ids"
+        )
+
+    def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
+        num_bags, values = self._workers.wait(step, rank)
+        return self._in_order(num_bags), values
+
+    def read(self, features: Any) -> tuple[list[int], list[Values]]:
+        reference = self._reference_of(features)
+        if reference is None:
+            raise ValueError("there are no features to read")
+        num_bags, values = self._workers.read(reference)
+        return self._in_order(num_bags), values
+
+    def _in_order(self, num_bags: Sequence[int]) -> list[int]:
+        """Returns bags in the order of the caller's features."""
+        result = [0] * len(num_bags)
+        for index, count in zip(self._layout.order, num_bags, strict=True):
+            result[index] = count
+        return result
+
+    def status(self) -> list[ServerStatus]:
+        job = self._config.job
+        return [
+            query_status(address, job=job.name, timeout_s=job.connect_timeout_s)
+            for address in self._config.servers.addresses
+        ]
+
+
+def connect_workers(config: HybridConfig, layout: Layout, *, seed: int) -> EmbeddingWorkers:
+    """Connects with all embedding workers, and gives them tables and features."""
+    features = [layout.features[index] for index in layout.order]
+    return EmbeddingWorkers(
+        addresses=config.workers.addresses,
+        job=config.job.name,
+        features=[(each.name, table_id_of(each.table), each.pooling) for each in features],
+        timeout_s=config.job.timeout_s,
+        connect_timeout_s=config.job.connect_timeout_s,
+        **layout.settings(seed=seed, num_servers=len(config.servers.addresses)),
+    )
+
+
+class Loader:
+    """Sends ids to embedding workers, which take turns. Use it in the processes that read data.
+
+    It may be pickled, such as in a dataset of ``torch.utils.data.DataLoader`` with worker processes. Each process
+    connects by itself, at its first batch. So the process of the dense worker never has an id.
+
+    Args:
+        config: settings, with ``workers.addresses``.
+        tables, features, seed: as for ``connect()``.
+    Raises:
+        ValueError: an argument is wrong, or there are no embedding workers.
+    """
+
+    def __init__(
+        self,
+        config: HybridConfig,
+        *,
+        tables: Iterable[TableConfig],
+        features: Iterable[FeatureConfig],
+        seed: int = 0,
+    ) -> None:
+        if not config.workers.addresses:
+            raise ValueError("a Loader needs embedding workers: name them in workers.addresses")
+        self._config, self._seed = config, seed
+        self._layout = Layout.of(tables, features)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = 0
+        self._workers: EmbeddingWorkers | None = None
+
+    def submit(self, features: Features) -> BatchRef:
+        """Sends a batch. Waits while the embedding worker has no room for it.
+
+        Args:
+            features: as for ``HashTableCollection``.
+        Returns:
+            what ``HybridTables`` takes in place of the features.
+        Raises:
+            ValueError: a feature is missing, or its tensors do not fit.
+            RuntimeError: an embedding worker cannot be reached, or has no room in time. The message names it.
+        """
+        arguments, _ = self._layout.arguments_of(features)
+        if self._workers is None or self._process != os.getpid():
+            self._workers = connect_workers(self._config, self._layout, seed=self._seed)
+            self._process, self._number, self._loader = os.getpid(), 0, secrets.randbits(63)
+        worker = self._number % len(self._config.workers.addresses)
+        reference = BatchRef(worker, self._loader, self._number)
+        self._workers.submit((reference.worker, reference.loader, reference.number), arguments)
+        self._number += 1
+        return reference
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_config": self._config, "_seed": self._seed, "_layout": self._layout}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _int64(name: str, tensor: torch.Tensor) -> npt.NDArray[np.int64]:
+    if tensor.dtype not in (torch.int64, torch.int32) or tensor.dim() != 1:
+        raise ValueError(f"feature {name}: ids and lengths must be of one dimension, int64 or int32")
+    array: npt.NDArray[np.int64] = tensor.to("cpu", torch.int64).contiguous().numpy()
+    return array
