@@ -31,7 +31,7 @@ def headway(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     ("arguments", "message"),
     [
         ([], "headway: which command?"),
-        (["dokter"], "headway: unknown command 'dokter': there are doctor, demo, train, export, serve, "),
+        (["dokter"], "headway: unknown command 'dokter': there are doctor, demo, train, hybrid, export, serve, "),
         (["--fast"], "headway: unrecognized arguments: --fast"),
         (["doctor", "--xml"], "headway doctor: unrecognized arguments: --xml"),
         (["version", "now"], "headway version: unrecognized arguments: now"),
