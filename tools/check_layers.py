@@ -82,7 +82,7 @@ LAYERS = [
     ),
     Layer(
         folder="benchmarks",
-        includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "torch", "mpi"}),
+        includes=frozenset({"base", "libcomm", "kernels", "embedding", "c10d_backend", "hybrid", "torch", "mpi"}),
         may_import=frozenset({"headway", "dlrm_examples"}),
     ),
     Layer(

@@ -44,19 +44,19 @@ class EmbeddingWorkerTest : public testing::Test {
     }
     return settings;
   }
-  static std::vector<std::byte> submission(BatchName name, RandomBatch const& batch) {
+  static Body submission(BatchName name, RandomBatch const& batch) {
     std::vector<FeatureIds> ids;
     for (std::size_t i = 0; i < batch.ids.size(); ++i)
       ids.push_back({.ids = batch.ids[i], .lengths = batch.lengths[i]});
     return encode_submit(name, ids);
   }
-  Requester::CallPtr start(WorkerRequest kind, std::vector<std::byte> body) {
+  Requester::CallPtr start(WorkerRequest kind, Body body) {
     return requester_->start({.kind = static_cast<std::uint32_t>(kind), .generation = 1, .body = std::move(body)});
   }
-  std::vector<std::byte> ask(WorkerRequest kind, std::vector<std::byte> body) {
+  Body ask(WorkerRequest kind, Body body) {
     return requester_->ask({.kind = static_cast<std::uint32_t>(kind), .generation = 1, .body = std::move(body)}, kLong);
   }
-  std::vector<std::byte> take(Requester::CallPtr const& call) { return requester_->wait(*call, kLong).value().body; }
+  Body take(Requester::CallPtr const& call) { return requester_->wait(*call, kLong).value().body; }
 
   std::unique_ptr<Servers> servers_;
   std::unique_ptr<EmbeddingWorker> worker_;
@@ -177,7 +177,7 @@ TEST_F(EmbeddingWorkerTest, ALoaderWaitsWhenTheBufferIsFull) {
 TEST_F(EmbeddingWorkerTest, MistakesAreErrorsThatNameTheBatchAndTheWorkerGoesOn) {
   begin(1, {.num_workers = 1});
   RandomBatch const batch(1);
-  auto const error = [&](WorkerRequest kind, std::vector<std::byte> body) {
+  auto const error = [&](WorkerRequest kind, Body body) {
     return refusal_of([&] { static_cast<void>(ask(kind, body)); });
   };
   EXPECT_EQ(error(WorkerRequest::kFetch, encode_fetch({9, 0}, {0, 0})),
@@ -232,7 +232,7 @@ TEST_F(EmbeddingWorkerTest, MessagesOfAnyBytesAreErrorsAtMost) {
   std::uint64_t state = 1;
   auto const draw = [&] { return state = state * 6364136223846793005ULL + 1442695040888963407ULL; };
   for (int i = 0; i < 3000; ++i) {
-    std::vector<std::byte> body(draw() % 64 * 8 / (i % 3 + 1));
+    Body body(draw() % 64 * 8 / (i % 3 + 1));
     for (auto& each : body) each = static_cast<std::byte>(draw() >> 60);
     auto const kind = static_cast<std::uint32_t>(draw() >> 32) % 10;
     auto const call = requester_->start({.kind = kind, .generation = draw() >> 63, .body = body});

@@ -344,7 +344,7 @@ TEST_F(ParameterServerTest, MessagesOfAnyBytesAreErrorsAtMost) {
   std::uint64_t state = 1;
   auto const draw = [&] { return state = state * 6364136223846793005ULL + 1442695040888963407ULL; };
   for (int i = 0; i < 3000; ++i) {
-    std::vector<std::byte> body(draw() % 64 * 8 / (i % 3 + 1));
+    Body body(draw() % 64 * 8 / (i % 3 + 1));
     for (auto& each : body) each = static_cast<std::byte>(draw() >> 60);  // Small numbers: sizes that nearly fit.
     auto const kind = static_cast<std::uint32_t>(draw() >> 32) % 10;
     static_cast<void>(refusal_of([&] {
@@ -352,6 +352,20 @@ TEST_F(ParameterServerTest, MessagesOfAnyBytesAreErrorsAtMost) {
     }));
   }
   EXPECT_GE(client().status().generation, 1U);
+}
+
+TEST_F(ParameterServerTest, MessagesHaveNoBytesOfOtherMemory) {
+  auto const tables = one_table(3);
+  for (int round = 0; round < 20; ++round) {
+    Body const dirty(200, static_cast<std::byte>(round));  // Freed memory that the next message may get.
+    EXPECT_EQ(encode_tables(tables), encode_tables(tables));
+    std::uint32_t const table = kTable, count = 1;
+    std::uint64_t const id = 5;
+    KeyList const keys{.ids = {&id, 1}, .tables = {&table, 1}, .counts = {&count, 1}};
+    auto const body = encode_lookup({.step = 1, .worker = 2}, {&keys, 1});
+    ASSERT_EQ(body.size(), 48U);
+    EXPECT_EQ(body[36], std::byte{0}) << "between tables and counts";
+  }
 }
 
 TEST_F(ParameterServerTest, TablesOptionsArriveAsTheyWereSent) {

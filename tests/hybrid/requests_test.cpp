@@ -27,7 +27,7 @@ using std::chrono::seconds;
 constexpr seconds kLong(20);
 constexpr std::uint64_t kIncarnation = 77;
 
-std::vector<std::byte> bytes_of(std::string const& text) {
+Body bytes_of(std::string const& text) {
   auto const bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
 }
@@ -36,8 +36,8 @@ std::string text_of(std::span<std::byte const> bytes) {
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
 
-std::vector<std::byte> pattern(std::size_t size, unsigned seed) {
-  std::vector<std::byte> bytes(size);
+Body pattern(std::size_t size, unsigned seed) {
+  Body bytes(size);
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 7 + seed);
   return bytes;
 }

@@ -104,7 +104,7 @@ auto numbers_of(Status& status) {
 
 }  // namespace
 
-std::vector<std::byte> encode_tables(std::span<MergedTable const> tables) {
+Body encode_tables(std::span<MergedTable const> tables) {
   WordWriter to;
   to.word(tables.size());
   for (auto const& table : tables) {
@@ -129,7 +129,7 @@ std::vector<MergedTable> decode_tables(std::span<std::byte const> body) {
   return tables;
 }
 
-std::vector<std::byte> encode_generation(StepLedger::Options const& options, std::uint64_t token) {
+Body encode_generation(StepLedger::Options const& options, std::uint64_t token) {
   WordWriter to;
   to.word(token)
       .word(options.num_workers)
@@ -151,7 +151,7 @@ std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::b
   return {options, token};
 }
 
-std::vector<std::byte> encode_lookup(BatchId batch, std::span<KeyList const> tables) {
+Body encode_lookup(BatchId batch, std::span<KeyList const> tables) {
   auto to = write_batch(batch);
   for (auto const& each : tables) to.word(each.ids.size());
   for (auto const& each : tables) to.array(each.ids).array(each.tables).array(each.counts);
@@ -172,7 +172,7 @@ DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tab
   return lookup;
 }
 
-std::vector<std::byte> encode_part(BatchId batch, std::span<PartValues const> tables) {
+Body encode_part(BatchId batch, std::span<PartValues const> tables) {
   auto to = write_batch(batch);
   for (auto const& each : tables) to.real(each.rate).word(each.gradients.size()).array(each.gradients);
   return to.take();
@@ -190,7 +190,7 @@ DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables)
   return part;
 }
 
-std::vector<std::byte> encode_batch(BatchId batch) { return write_batch(batch).take(); }
+Body encode_batch(BatchId batch) { return write_batch(batch).take(); }
 
 BatchId decode_batch(std::span<std::byte const> body) {
   WordReader from(body);
@@ -199,7 +199,7 @@ BatchId decode_batch(std::span<std::byte const> body) {
   return batch;
 }
 
-std::vector<std::byte> encode_status(ServerStatus const& status) {
+Body encode_status(ServerStatus const& status) {
   WordWriter to;
   for (auto const* const number : numbers_of(status)) to.word(*number);
   to.word(status.staleness.size()).array(std::span<std::uint64_t const>(status.staleness));

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "headway/base/status.hpp"
+#include "headway/hybrid/body.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -19,19 +21,20 @@ class WordWriter {
  public:
   WordWriter& word(std::uint64_t value) { return array(std::span<std::uint64_t const>(&value, 1)); }
   WordWriter& real(double value) { return word(std::bit_cast<std::uint64_t>(value)); }
-  /// Elements without their number, filled up to a multiple of 8 bytes.
+  /// Elements without their number, filled up to a multiple of 8 bytes by zeros.
   template <class Element>
   WordWriter& array(std::span<Element const> elements) {
     static_assert(std::is_trivially_copyable_v<Element>);
-    std::size_t const old_size = bytes_.size();
-    bytes_.resize(old_size + (elements.size_bytes() + 7) / 8 * 8);
-    if (!elements.empty()) std::memcpy(bytes_.data() + old_size, elements.data(), elements.size_bytes());
+    std::size_t const first = bytes_.size(), end = first + elements.size_bytes();
+    bytes_.resize(first + (elements.size_bytes() + 7) / 8 * 8);
+    if (!elements.empty()) std::memcpy(bytes_.data() + first, elements.data(), elements.size_bytes());
+    std::fill(bytes_.begin() + static_cast<std::ptrdiff_t>(end), bytes_.end(), std::byte{0});
     return *this;
   }
-  [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
+  [[nodiscard]] Body take() { return std::move(bytes_); }
 
  private:
-  std::vector<std::byte> bytes_;
+  Body bytes_;
 };
 
 /// Reads what a WordWriter wrote. The peer may be wrong: all sizes are checked.

@@ -37,8 +37,7 @@ std::string to_string(BatchName name) {
   return "batch " + std::to_string(name.number) + " of loader " + std::to_string(name.loader);
 }
 
-std::vector<std::byte> encode_set_up(std::span<embedding::MergedTable const> tables,
-                                     std::span<FeatureSetting const> features) {
+Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features) {
   WordWriter to;
   auto const encoded = encode_tables(tables);
   to.word(encoded.size()).array(std::span<std::byte const>(encoded)).word(features.size());
@@ -68,7 +67,7 @@ std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> deco
   return {std::move(tables), std::move(features)};
 }
 
-std::vector<std::byte> encode_submit(BatchName name, std::span<FeatureIds const> features) {
+Body encode_submit(BatchName name, std::span<FeatureIds const> features) {
   WordWriter to;
   to.word(name.loader).word(name.number);
   for (auto const& each : features) {
@@ -97,7 +96,7 @@ std::pair<BatchName, std::vector<FeatureIds>> decode_submit(std::span<std::byte 
   return {name, std::move(features)};
 }
 
-std::vector<std::byte> encode_fetch(BatchName name, BatchId batch) {
+Body encode_fetch(BatchName name, BatchId batch) {
   WordWriter to;
   to.word(name.loader).word(name.number).word(batch.step).word(batch.worker);
   return to.take();
@@ -113,7 +112,7 @@ std::pair<BatchName, BatchId> decode_fetch(std::span<std::byte const> body) {
   return {name, batch};
 }
 
-std::vector<std::byte> encode_embeddings(Embeddings const& embeddings) {
+Body encode_embeddings(Embeddings const& embeddings) {
   WordWriter to;
   to.word(embeddings.num_bags.size()).array(std::span<std::uint64_t const>(embeddings.num_bags));
   to.word(embeddings.values.size());

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "headway/comm/group.hpp"
+#include "headway/hybrid/body.hpp"
 
 #include <algorithm>
 #include <array>
@@ -63,9 +64,9 @@ constexpr std::uint64_t reply_rest_match(std::uint64_t seq) { return std::uint64
 /// A frame on its way out, and the body that it begins.
 struct Outgoing {
   Frame frame{};
-  std::vector<std::byte> body{};
+  Body body{};
 
-  Outgoing(FrameHeader const& header, std::vector<std::byte> whole) : body(std::move(whole)) {
+  Outgoing(FrameHeader const& header, Body whole) : body(std::move(whole)) {
     frame.header = header;
     frame.header.body_bytes = body.size();
     if (!body.empty()) std::memcpy(frame.inline_body.data(), body.data(), frame.num_inline());
@@ -77,8 +78,7 @@ class SendList {
  public:
   /// Sends a frame, and the rest of its body if it has one.
   /// @throws base::OperationError if the link has failed
-  void send(comm::Group& link, FrameHeader const& header, std::vector<std::byte> body, std::uint64_t match,
-            std::uint64_t rest_match) {
+  void send(comm::Group& link, FrameHeader const& header, Body body, std::uint64_t match, std::uint64_t rest_match) {
     auto message = std::make_unique<Outgoing>(header, std::move(body));
     int const peer = 1 - link.rank();
     std::lock_guard const lock(mutex_);
@@ -127,7 +127,7 @@ class SendList {
 /// A frame on its way in, and its body. `receive` is the operation under way.
 struct Incoming {
   Frame frame{};
-  std::vector<std::byte> body{};
+  Body body{};
   comm::OperationPtr receive{};
   bool has_frame = false;
 

@@ -200,8 +200,7 @@ std::optional<Reply> Requester::wait(Call& call, milliseconds timeout) {
   return Reply{.code = static_cast<ReplyCode>(incoming.frame.header.kind), .body = std::move(incoming.body)};
 }
 
-std::vector<std::byte> Requester::await(Call& call, milliseconds timeout, std::string const& missing,
-                                        WhileWaiting const& while_waiting) {
+Body Requester::await(Call& call, milliseconds timeout, std::string const& missing, WhileWaiting const& while_waiting) {
   auto const until = comm::deadline_after(timeout);
   for (;;) {
     auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
@@ -216,7 +215,7 @@ std::vector<std::byte> Requester::await(Call& call, milliseconds timeout, std::s
   }
 }
 
-std::vector<std::byte> Requester::ask(RequestArgs request, milliseconds timeout) {
+Body Requester::ask(RequestArgs request, milliseconds timeout) {
   auto const missing = "request of kind " + std::to_string(request.kind) + " was not answered";
   return await(*start(std::move(request)), timeout, missing);
 }

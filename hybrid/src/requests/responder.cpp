@@ -32,7 +32,7 @@ class Request::Origin {
 
   [[nodiscard]] comm::Group& link() { return *link_; }
 
-  void reply(std::uint64_t seq, std::uint64_t generation, ReplyCode code, std::vector<std::byte> body) {
+  void reply(std::uint64_t seq, std::uint64_t generation, ReplyCode code, Body body) {
     FrameHeader const header{.seq = seq,
                              .generation = generation,
                              .incarnation = options_.incarnation,
@@ -53,7 +53,7 @@ class Request::Origin {
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
 };
 
-Request::Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, std::vector<std::byte> body,
+Request::Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, Body body,
                  std::shared_ptr<Origin> origin)
     : kind_(kind), generation_(generation), seq_(seq), body_(std::move(body)), origin_(std::move(origin)) {}
 
@@ -61,7 +61,7 @@ Request::~Request() {
   if (origin_ != nullptr) refuse(ReplyCode::kFailed, "the request was dropped");
 }
 
-void Request::reply(std::vector<std::byte> body) {
+void Request::reply(Body body) {
   base::expects(origin_ != nullptr, "a request is answered once");
   std::exchange(origin_, nullptr)->reply(seq_, generation_, ReplyCode::kOk, std::move(body));
   body_ = {};

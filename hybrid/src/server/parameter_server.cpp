@@ -131,7 +131,7 @@ void ParameterServer::configure(Request& request) {
     for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
     merged_ = std::move(merged);
     tables_ = std::move(tables);
-    configuration_ = copy_of(body);
+    configuration_.assign(body.begin(), body.end());
   } else if (!std::ranges::equal(body, configuration_)) {
     auto const here = embedding::describe(merged_, embedding::Dedup::kBoth);
     auto const there = embedding::describe(merged, embedding::Dedup::kBoth);
@@ -188,9 +188,15 @@ void ParameterServer::begin_table_step() {
 void ParameterServer::expect_keys(std::string const& name, std::span<KeyList const> tables) const {
   std::size_t num_bytes = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    auto const& known = ids_of_tables_[merged];
+    std::uint32_t last = *known.begin();  // Keys of a table are often adjacent.
     for (auto const table : tables[merged].tables) {
-      base::expects(ids_of_tables_[merged].contains(table),
-                    name + ": table " + std::to_string(table) + " is not of merged table " + std::to_string(merged));
+      if (table == last) continue;
+      if (!known.contains(table)) {
+        throw base::UsageError(name + ": table " + std::to_string(table) + " is not of merged table " +
+                               std::to_string(merged));
+      }
+      last = table;
     }
     num_bytes += tables[merged].ids.size() * tables_[merged]->dim() * sizeof(float);
   }
@@ -228,7 +234,7 @@ void ParameterServer::look_up(Request& request) {
 // A batch that cannot be answered stays, so a void notice can end it.
 void ParameterServer::answer(BatchKey id, Request& request) {
   auto const [step, worker] = id;
-  std::vector<std::byte> body;
+  Body body;
   try {
     body = rows_of(batches_.at(id).keys);
   } catch (std::exception const& error) {
@@ -240,12 +246,12 @@ void ParameterServer::answer(BatchKey id, Request& request) {
   request.reply(std::move(body));
 }
 
-std::vector<std::byte> ParameterServer::rows_of(std::span<Keys const> keys) {
+Body ParameterServer::rows_of(std::span<Keys const> keys) {
   std::size_t num_floats = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     num_floats += keys[merged].ids.size() * tables_[merged]->dim();
   }
-  std::vector<std::byte> body(num_floats * sizeof(float));
+  Body body(num_floats * sizeof(float));
   std::span<float> out(reinterpret_cast<float*>(body.data()), num_floats);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const of_table = keys[merged].view();
@@ -263,21 +269,26 @@ void ParameterServer::read(Request& request) {
   base::expects(!configuration_.empty(), "the server has no tables yet");
   auto const decoded = decode_lookup(request.body(), tables_.size());
   expect_keys("a read", decoded.tables);
-  std::vector<float> all;
+  std::size_t num_floats = 0;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+    num_floats += decoded.tables[merged].ids.size() * tables_[merged]->dim();
+  }
+  Body body(num_floats * sizeof(float));
+  std::span<float> out(reinterpret_cast<float*>(body.data()), num_floats);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& list = decoded.tables[merged];
     embedding::Keys const keys{.ids = list.ids, .tables = list.tables, .counts = list.counts};
     auto const& table = *tables_[merged];
     if (keys.size() == 0) continue;
     auto const rows = device_->block<embedding::RowId>(keys.size());
-    auto const values = device_->block<float>(keys.size() * table.dim());
+    auto const values = out.first(keys.size() * table.dim());
     table.find(keys, rows.span, {});
-    table.gather(keys, rows.span, values.span);
-    if (merged_[merged].reads_unknown_as_zeros) device_->mask_rows(rows.span, table.dim(), values.span);
-    all.insert(all.end(), values.span.begin(), values.span.end());
+    table.gather(keys, rows.span, values);
+    if (merged_[merged].reads_unknown_as_zeros) device_->mask_rows(rows.span, table.dim(), values);
+    out = out.subspan(values.size());
   }
   ++counts_.reads;
-  request.reply(copy_of(std::as_bytes(std::span<float const>(all))));
+  request.reply(std::move(body));
 }
 
 void ParameterServer::take_part(Request& request) {

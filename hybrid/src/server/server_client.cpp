@@ -12,12 +12,12 @@ using std::chrono::milliseconds;
 ServerClient::ServerClient(std::unique_ptr<comm::Group> link, milliseconds timeout)
     : timeout_(timeout), requester_(std::move(link), timeout) {}
 
-std::vector<std::byte> ServerClient::ask(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+Body ServerClient::ask(ServerRequest kind, std::uint64_t generation, Body body) {
   return requester_.ask({.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)},
                         timeout_);
 }
 
-Requester::CallPtr ServerClient::start(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+Requester::CallPtr ServerClient::start(ServerRequest kind, std::uint64_t generation, Body body) {
   return requester_.start(
       {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
 }

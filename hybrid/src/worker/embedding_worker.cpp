@@ -108,7 +108,7 @@ class EmbeddingWorker::Impl {
 
   /// Ids of a batch, as they came.
   struct Buffered {
-    std::vector<std::byte> body;
+    Body body;
   };
   /// A batch that a dense worker has fetched.
   struct Fetched {
@@ -354,7 +354,7 @@ class EmbeddingWorker::Impl {
   mutable std::mutex mutex_;
   std::condition_variable changed_;  ///< A request waits, or the worker ends.
   // All below is guarded by mutex_.
-  std::vector<std::byte> set_up_;
+  Body set_up_;
   std::vector<FeatureSetting> features_;
   std::size_t num_tables_ = 0;
   std::vector<std::size_t> dims_;

@@ -28,15 +28,14 @@ auto WorkerClient::named(Call&& call) {
   }
 }
 
-Requester::CallPtr WorkerClient::start(WorkerRequest kind, std::uint64_t generation, std::vector<std::byte> body) {
+Requester::CallPtr WorkerClient::start(WorkerRequest kind, std::uint64_t generation, Body body) {
   return named([&] {
     return requester_.start(
         {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
   });
 }
 
-std::vector<std::byte> WorkerClient::await(Requester::Call& call, std::string const& missing,
-                                           WhileWaiting const& while_waiting) {
+Body WorkerClient::await(Requester::Call& call, std::string const& missing, WhileWaiting const& while_waiting) {
   return named([&] { return requester_.await(call, timeout_, missing, while_waiting); });
 }
 

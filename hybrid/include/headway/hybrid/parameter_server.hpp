@@ -60,7 +60,7 @@ class ParameterServer {
   /// @throws base::UsageError unless there are tables and a generation
   void expect_running() const;
   void answer(BatchKey id, Request& request);
-  [[nodiscard]] std::vector<std::byte> rows_of(std::span<Keys const> keys);
+  [[nodiscard]] Body rows_of(std::span<Keys const> keys);
   /// @throws base::UsageError for a key of another table, or too many keys
   void expect_keys(std::string const& name, std::span<KeyList const> tables) const;
   /// Applies all steps that are complete, and answers the lookups and void notices that waited for them. If it cannot,
@@ -74,7 +74,7 @@ class ParameterServer {
 
   ParameterServerOptions options_;
   mutable std::mutex mutex_;
-  std::vector<std::byte> configuration_;  ///< The request's body; empty: there are no tables.
+  Body configuration_;  ///< The request's body; empty: there are no tables.
   std::vector<embedding::MergedTable> merged_;
   std::vector<std::unordered_set<std::uint32_t>> ids_of_tables_;  ///< (merged tables)
   std::shared_ptr<embedding::BatchDevice> device_;

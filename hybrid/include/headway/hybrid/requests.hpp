@@ -3,6 +3,7 @@
 
 #include "headway/base/status.hpp"
 #include "headway/comm/group.hpp"
+#include "headway/hybrid/body.hpp"
 
 #include <chrono>
 #include <cstddef>
@@ -40,7 +41,7 @@ enum class ReplyCode : std::uint32_t {
 /// An answer. If the code is not kOk, the body is a text.
 struct Reply {
   ReplyCode code = ReplyCode::kOk;
-  std::vector<std::byte> body{};
+  Body body{};
 
   [[nodiscard]] std::string_view text() const { return {reinterpret_cast<char const*>(body.data()), body.size()}; }
 };
@@ -59,7 +60,7 @@ class RequestRefused : public std::runtime_error {
 struct RequestArgs {
   std::uint32_t kind = 0;        ///< Meaning of the body, which the two ends agree on.
   std::uint64_t generation = 0;  ///< Formation of the dense workers that it belongs to.
-  std::vector<std::byte> body{};
+  Body body{};
 };
 
 /// The end of a link that asks. Thread-safe.
@@ -95,11 +96,11 @@ class Requester {
   /// Waits for an answer, which is kOk.
   /// @param missing for the error: what has not come
   /// @throws RequestRefused if it is not; base::OperationError if the link has failed, or at the timeout
-  [[nodiscard]] std::vector<std::byte> await(Call& call, std::chrono::milliseconds timeout, std::string const& missing,
-                                             WhileWaiting const& while_waiting = {});
+  [[nodiscard]] Body await(Call& call, std::chrono::milliseconds timeout, std::string const& missing,
+                           WhileWaiting const& while_waiting = {});
   /// start() and wait().
   /// @throws RequestRefused if the answer is not kOk; base::OperationError if the link has failed, or with kTimeout
-  [[nodiscard]] std::vector<std::byte> ask(RequestArgs request, std::chrono::milliseconds timeout);
+  [[nodiscard]] Body ask(RequestArgs request, std::chrono::milliseconds timeout);
 
  private:
   class Impl;
@@ -112,8 +113,7 @@ class Request {
  public:
   class Origin;  // The link that it came over.
 
-  Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, std::vector<std::byte> body,
-          std::shared_ptr<Origin> origin);
+  Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, Body body, std::shared_ptr<Origin> origin);
   ~Request();
   Request(Request&&) noexcept = default;  // The other one then counts as answered.
   Request& operator=(Request&&) = delete;
@@ -123,14 +123,14 @@ class Request {
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
   [[nodiscard]] std::span<std::byte const> body() const { return body_; }
   /// Answers, from any thread, once. Does nothing if the link has failed. The body is freed.
-  void reply(std::vector<std::byte> body);
+  void reply(Body body);
   /// @param code not kOk
   void refuse(ReplyCode code, std::string_view text);
 
  private:
   std::uint32_t kind_;
   std::uint64_t generation_, seq_;
-  std::vector<std::byte> body_;
+  Body body_;
   std::shared_ptr<Origin> origin_;  ///< Null once it was answered.
 };
 

@@ -47,8 +47,8 @@ class ServerClient {
   [[nodiscard]] Requester& requester() { return requester_; }
 
  private:
-  [[nodiscard]] std::vector<std::byte> ask(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body);
-  [[nodiscard]] Requester::CallPtr start(ServerRequest kind, std::uint64_t generation, std::vector<std::byte> body);
+  [[nodiscard]] Body ask(ServerRequest kind, std::uint64_t generation, Body body);
+  [[nodiscard]] Requester::CallPtr start(ServerRequest kind, std::uint64_t generation, Body body);
 
   std::chrono::milliseconds timeout_;
   Requester requester_;

@@ -3,6 +3,7 @@
 
 #include "headway/embedding/key.hpp"
 #include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/body.hpp"
 #include "headway/hybrid/step_ledger.hpp"
 
 #include <cstddef>
@@ -55,16 +56,16 @@ struct ServerStatus {
   std::vector<std::uint64_t> staleness{};  ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
 };
 
-[[nodiscard]] std::vector<std::byte> encode_tables(std::span<embedding::MergedTable const> tables);
+[[nodiscard]] Body encode_tables(std::span<embedding::MergedTable const> tables);
 /// @throws base::UsageError for a malformed message; likewise below
 [[nodiscard]] std::vector<embedding::MergedTable> decode_tables(std::span<std::byte const> body);
 
 /// @param token random number of the trainer, by which those that begin a generation at the same time are told apart
-[[nodiscard]] std::vector<std::byte> encode_generation(StepLedger::Options const& options, std::uint64_t token);
+[[nodiscard]] Body encode_generation(StepLedger::Options const& options, std::uint64_t token);
 [[nodiscard]] std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::byte const> body);
 
 /// @param tables (merged tables)
-[[nodiscard]] std::vector<std::byte> encode_lookup(BatchId batch, std::span<KeyList const> tables);
+[[nodiscard]] Body encode_lookup(BatchId batch, std::span<KeyList const> tables);
 struct DecodedLookup {
   BatchId batch;
   std::vector<KeyList> tables;  ///< Views of the body.
@@ -72,17 +73,17 @@ struct DecodedLookup {
 [[nodiscard]] DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables);
 
 /// @param tables (merged tables)
-[[nodiscard]] std::vector<std::byte> encode_part(BatchId batch, std::span<PartValues const> tables);
+[[nodiscard]] Body encode_part(BatchId batch, std::span<PartValues const> tables);
 struct DecodedPart {
   BatchId batch;
   std::vector<PartValues> tables;  ///< Views of the body.
 };
 [[nodiscard]] DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables);
 
-[[nodiscard]] std::vector<std::byte> encode_batch(BatchId batch);
+[[nodiscard]] Body encode_batch(BatchId batch);
 [[nodiscard]] BatchId decode_batch(std::span<std::byte const> body);
 
-[[nodiscard]] std::vector<std::byte> encode_status(ServerStatus const& status);
+[[nodiscard]] Body encode_status(ServerStatus const& status);
 [[nodiscard]] ServerStatus decode_status(std::span<std::byte const> body);
 
 }  // namespace headway::hybrid

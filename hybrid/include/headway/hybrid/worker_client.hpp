@@ -47,9 +47,8 @@ class WorkerClient {
   void end_at(std::uint64_t generation, std::uint64_t step);
 
  private:
-  [[nodiscard]] Requester::CallPtr start(WorkerRequest kind, std::uint64_t generation, std::vector<std::byte> body);
-  [[nodiscard]] std::vector<std::byte> await(Requester::Call& call, std::string const& missing,
-                                             WhileWaiting const& while_waiting = {});
+  [[nodiscard]] Requester::CallPtr start(WorkerRequest kind, std::uint64_t generation, Body body);
+  [[nodiscard]] Body await(Requester::Call& call, std::string const& missing, WhileWaiting const& while_waiting = {});
   /// Runs `call`; its errors name the worker.
   template <class Call>
   auto named(Call&& call);

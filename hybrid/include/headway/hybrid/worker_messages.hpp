@@ -52,18 +52,18 @@ struct FeatureIds {
   std::span<float const> weights{};                ///< (K), or empty: 1 each.
 };
 
-[[nodiscard]] std::vector<std::byte> encode_set_up(std::span<embedding::MergedTable const> tables,
-                                                   std::span<FeatureSetting const> features);
+[[nodiscard]] Body encode_set_up(std::span<embedding::MergedTable const> tables,
+                                 std::span<FeatureSetting const> features);
 /// @throws base::UsageError for a malformed message; likewise below
 [[nodiscard]] std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> decode_set_up(
     std::span<std::byte const> body);
 
-[[nodiscard]] std::vector<std::byte> encode_submit(BatchName name, std::span<FeatureIds const> features);
+[[nodiscard]] Body encode_submit(BatchName name, std::span<FeatureIds const> features);
 [[nodiscard]] std::pair<BatchName, std::vector<FeatureIds>> decode_submit(std::span<std::byte const> body,
                                                                           std::size_t num_features);
 
 /// kFetch; kRead has no batch of a step.
-[[nodiscard]] std::vector<std::byte> encode_fetch(BatchName name, BatchId batch);
+[[nodiscard]] Body encode_fetch(BatchName name, BatchId batch);
 [[nodiscard]] std::pair<BatchName, BatchId> decode_fetch(std::span<std::byte const> body);
 
 /// Embeddings of a batch: the answer to kFetch and kRead.
@@ -71,7 +71,7 @@ struct Embeddings {
   std::vector<std::uint64_t> num_bags{};     ///< (features) One bag per list, or per id without pooling.
   std::vector<std::vector<float>> values{};  ///< (merged tables) (bags, dim), features in their order.
 };
-[[nodiscard]] std::vector<std::byte> encode_embeddings(Embeddings const& embeddings);
+[[nodiscard]] Body encode_embeddings(Embeddings const& embeddings);
 [[nodiscard]] Embeddings decode_embeddings(std::span<std::byte const> body);
 
 }  // namespace headway::hybrid

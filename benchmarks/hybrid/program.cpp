@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Measures lookups at a parameter server: rows per second, in turns with the same lookups elsewhere.
+//
+//   table        a table of this process, by find() and gather(), without a server
+//   in_process   a server that is a thread of this process
+//   shm, tcp     a server that is another process, over a link
+//   raw_tcp      the same bytes each way over a loopback socket, without a lookup: the limit of tcp
+//
+// A lookup has distinct keys that are all there, and returns their rows. Two are in flight, except with the table.
+
+#include "forked_ranks.hpp"
+#include "json_object.hpp"
+#include "options.hpp"
+#include "rank_program.hpp"
+#include "sample_summary.hpp"
+
+#include <headway/base/file_descriptor.hpp>
+#include <headway/comm/endpoint.hpp>
+#include <headway/comm/link.hpp>
+#include <headway/comm/store.hpp>
+#include <headway/hybrid/parameter_server.hpp>
+#include <headway/hybrid/request_service.hpp>
+#include <headway/hybrid/server_client.hpp>
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace headway::benchmarks {
+
+namespace {
+
+using hybrid::KeyList;
+using hybrid::Requester;
+using hybrid::ServerClient;
+using std::chrono::duration;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr std::uint32_t kTable = 1;
+constexpr std::size_t kInFlight = 2, kNumBatches = 64;
+constexpr seconds kTimeout(60);
+
+struct Settings : RankSettings {
+  std::uint64_t rows = 1'000'000;
+  std::size_t dim = 64, keys = 4096;
+  int rounds = 9;
+  int milliseconds = 300;
+};
+
+std::string usage(std::string const& program) {
+  return "Measures lookups at a parameter server, and prints a JSON line for each system.\n\n"
+         "usage: " +
+         program +
+         " [options]\n"
+         "  --rows N          rows of the table (1000000)\n"
+         "  --dim D           floats of a row (64)\n"
+         "  --keys K          distinct keys of a lookup (4096)\n"
+         "  --rounds N        of each system, in turns (9)\n"
+         "  --milliseconds M  of a round (300)\n"
+         "  --time-limit S    end after this time (300)\n";
+}
+
+std::vector<embedding::MergedTable> tables_of(Settings const& settings) {
+  embedding::MergedTable table;
+  table.options.dim = settings.dim;
+  table.options.initializer = embedding::Initializer::uniform(-1, 1, 1);
+  table.options.optimizer.kind = kernels::OptimizerKind::kRowWiseAdagrad;
+  table.tables = {kTable};
+  return {table};
+}
+
+comm::GroupOptions options_of(comm::Transport transport) {
+  comm::GroupOptions options;
+  options.transport = transport;
+  options.name = "bench";
+  options.secret = "secret of the benchmark";
+  options.connect_timeout = kTimeout;
+  options.timeout = comm::kLongestTimeout;
+  return options;
+}
+
+/// Batches of distinct keys that are in the table.
+class Batches {
+ public:
+  explicit Batches(Settings const& settings) : tables_(settings.keys, kTable), counts_(settings.keys, 1) {
+    std::mt19937_64 random(1);
+    for (std::size_t i = 0; i < kNumBatches; ++i) {
+      auto& ids = ids_.emplace_back();
+      // Every stride-th row from a random one on: distinct, and spread over the table.
+      std::uint64_t const stride = settings.rows / settings.keys, first = random() % settings.rows;
+      for (std::size_t key = 0; key < settings.keys; ++key) {
+        ids.push_back((first + key * stride + random() % stride) % settings.rows);
+      }
+    }
+  }
+  [[nodiscard]] KeyList operator[](std::size_t number) const {
+    return {.ids = ids_[number % kNumBatches], .tables = tables_, .counts = counts_};
+  }
+
+ private:
+  std::vector<std::vector<std::uint64_t>> ids_;
+  std::vector<std::uint32_t> tables_, counts_;
+};
+
+/// Inserts all rows, in one step.
+void fill(ServerClient& client, Settings const& settings) {
+  client.configure(tables_of(settings));
+  client.begin_generation(1, {.num_workers = 1});
+  std::uint64_t step = 0;
+  for (std::uint64_t first = 0; first < settings.rows; first += 65'536, ++step) {
+    std::vector<std::uint64_t> ids;
+    for (auto id = first; id < std::min(first + 65'536, settings.rows); ++id) ids.push_back(id);
+    std::vector<std::uint32_t> const tables(ids.size(), kTable), counts(ids.size(), 1);
+    KeyList const keys{.ids = ids, .tables = tables, .counts = counts};
+    auto const lookup = client.start_lookup(1, {.step = step, .worker = 0}, {&keys, 1});
+    if (!client.wait_rows(*lookup, kTimeout)) throw std::runtime_error("no rows came");
+    client.finish(*client.start_void(1, {.step = step, .worker = 0}));
+  }
+}
+
+/// A system: looks batches up for some time. @returns lookups per second
+using Measure = std::function<double(duration<double>)>;
+
+Measure at_server(ServerClient& client, Batches const& batches) {
+  return [&](duration<double> time) {
+    std::deque<Requester::CallPtr> calls;
+    std::size_t number = 0, done = 0;
+    auto const begin = steady_clock::now();
+    for (;;) {
+      bool const is_over = steady_clock::now() - begin > time;
+      while (!is_over && calls.size() < kInFlight) {
+        auto const keys = batches[number++];
+        calls.push_back(client.requester().start({.kind = static_cast<std::uint32_t>(hybrid::ServerRequest::kRead),
+                                                  .body = hybrid::encode_lookup({}, {&keys, 1})}));
+      }
+      if (calls.empty()) break;
+      static_cast<void>(client.requester().await(*calls.front(), kTimeout, "no rows came"));
+      calls.pop_front();
+      ++done;
+    }
+    return static_cast<double>(done) / duration<double>(steady_clock::now() - begin).count();
+  };
+}
+
+Measure at_table(embedding::Table& table, Batches const& batches, Settings const& settings) {
+  return [&](duration<double> time) {
+    std::vector<embedding::RowId> rows(settings.keys);
+    std::vector<float> out(settings.keys * settings.dim);
+    std::size_t done = 0;
+    auto const begin = steady_clock::now();
+    for (; steady_clock::now() - begin < time; ++done) {
+      auto const list = batches[done];
+      embedding::Keys const keys{.ids = list.ids, .tables = list.tables, .counts = list.counts};
+      table.find(keys, rows, {});
+      table.gather(keys, rows, out);
+    }
+    return static_cast<double>(done) / duration<double>(steady_clock::now() - begin).count();
+  };
+}
+
+void check(ssize_t result, char const* what) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
+}
+
+void send_all(int socket, std::span<std::byte const> bytes) {
+  while (!bytes.empty()) {
+    auto const sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    check(sent, "send");
+    bytes = bytes.subspan(static_cast<std::size_t>(sent));
+  }
+}
+
+/// @returns false at the end of the connection
+bool receive_all(int socket, std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    auto const count = ::recv(socket, bytes.data(), bytes.size(), 0);
+    check(count, "recv");
+    if (count == 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+void set_no_delay(int socket) {
+  int const on = 1;
+  check(::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), "setsockopt");
+}
+
+/// Bytes of a lookup and of its rows.
+std::pair<std::size_t, std::size_t> sizes_of(Settings const& settings) {
+  return {settings.keys * (sizeof(std::uint64_t) + 2 * sizeof(std::uint32_t)),
+          settings.keys * settings.dim * sizeof(float)};
+}
+
+/// The other end of raw_tcp: answers requests of one size by answers of another.
+class RawServer {
+ public:
+  explicit RawServer(Settings const& settings) : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    check(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), "bind");
+    check(::listen(listener_.get(), 1), "listen");
+    socklen_t length = sizeof address;
+    check(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &length), "getsockname");
+    port_ = ntohs(address.sin_port);
+    thread_ = std::jthread([this, settings] {
+      base::FileDescriptor const peer(::accept(listener_.get(), nullptr, nullptr));
+      set_no_delay(peer.get());
+      auto const [request, answer] = sizes_of(settings);
+      std::vector<std::byte> in(request);
+      std::vector<std::byte> const out(answer);
+      while (receive_all(peer.get(), in)) send_all(peer.get(), out);
+    });
+  }
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+
+ private:
+  base::FileDescriptor listener_;
+  std::uint16_t port_ = 0;
+  std::jthread thread_;
+};
+
+base::FileDescriptor connect_raw(int port) {
+  base::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  check(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), "connect");
+  set_no_delay(socket.get());
+  return socket;
+}
+
+Measure at_raw_socket(int socket, Settings const& settings) {
+  return [socket, settings](duration<double> time) {
+    auto const [request, answer] = sizes_of(settings);
+    std::vector<std::byte> const out(request);
+    std::vector<std::byte> in(answer);
+    std::size_t done = 0, in_flight = 0;
+    auto const begin = steady_clock::now();
+    for (;;) {
+      bool const is_over = steady_clock::now() - begin > time;
+      for (; !is_over && in_flight < kInFlight; ++in_flight) send_all(socket, out);
+      if (in_flight == 0) break;
+      if (!receive_all(socket, in)) throw std::runtime_error("the raw peer has gone");
+      --in_flight;
+      ++done;
+    }
+    return static_cast<double>(done) / duration<double>(steady_clock::now() - begin).count();
+  };
+}
+
+void serve(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
+  hybrid::ParameterServer server;
+  auto const handle = [&](hybrid::Request& request) { server.handle(request); };
+  hybrid::RequestService const tcp({.address = "127.0.0.1:0", .link = options_of(comm::Transport::kTcp)}, handle);
+  hybrid::RequestService const shm({.address = "127.0.0.1:0", .link = options_of(comm::Transport::kShm)}, handle);
+  RawServer const raw(settings);
+  store.set("tcp", tcp.address());
+  store.set("shm", shm.address());
+  store.set("raw", std::to_string(raw.port()));
+  barrier.wait();
+}
+
+void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
+  auto const dial = [&](char const* key, comm::Transport transport) {
+    return std::make_unique<ServerClient>(comm::dial(store.get(key, kTimeout), options_of(transport)), kTimeout);
+  };
+  auto const tcp = dial("tcp", comm::Transport::kTcp);
+  auto const shm = dial("shm", comm::Transport::kShm);
+  fill(*shm, settings);
+  // The server of this process.
+  comm::MemoryStore memory;
+  auto options = options_of(comm::Transport::kInproc);
+  auto other = std::async(std::launch::async, [&] { return comm::Group::connect(1, 2, memory, options); });
+  hybrid::ParameterServer own;
+  hybrid::Responder const responder(comm::Group::connect(0, 2, memory, options), {.incarnation = 1},
+                                    [&](hybrid::Request& request) { own.handle(request); });
+  ServerClient in_process(other.get(), kTimeout);
+  fill(in_process, settings);
+  // The plain table.
+  auto const table = embedding::make_cpu_table(tables_of(settings).front().options);
+  for (std::uint64_t id = 0; id < settings.rows; ++id) {
+    embedding::RowId row{};
+    table->find_or_insert({.ids = {&id, 1}, .table = kTable}, {&row, 1}, {});
+  }
+  Batches const batches(settings);
+  auto const raw = connect_raw(std::stoi(store.get("raw", kTimeout)));
+  std::vector<std::pair<std::string, Measure>> const systems{{"table", at_table(*table, batches, settings)},
+                                                             {"in_process", at_server(in_process, batches)},
+                                                             {"shm", at_server(*shm, batches)},
+                                                             {"tcp", at_server(*tcp, batches)},
+                                                             {"raw_tcp", at_raw_socket(raw.get(), settings)}};
+  std::map<std::string, std::vector<double>> times;
+  for (int round = -1; round < settings.rounds; ++round) {
+    for (auto const& [name, run] : systems) {
+      double const rate = run(std::chrono::milliseconds(settings.milliseconds));
+      if (round >= 0) times[name].push_back(1 / rate);
+    }
+  }
+  double const limit = summarize(times.at("table")).median_s;
+  for (auto const& [name, run] : systems) {
+    auto const summary = summarize(times.at(name));
+    JsonObject point, params;
+    params.add("rows", settings.rows).add("dim", settings.dim).add("keys", settings.keys).add("in_flight", kInFlight);
+    point.add("name", "parameter_server").add("params", params).add("system", name);
+    point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
+    point.add("samples", summary.samples).add("rate", static_cast<double>(settings.keys) / summary.median_s);
+    point.add("unit", "rows/s").add("over_table", limit / summary.median_s);
+    print_point(point);
+  }
+  barrier.wait();
+}
+
+int run(Arguments arguments) {
+  Settings settings;
+  parse_options(arguments, {{"--rows", number(settings.rows, std::uint64_t{1000}, std::uint64_t{1} << 30)},
+                            {"--dim", number(settings.dim, std::size_t{1}, std::size_t{4096})},
+                            {"--keys", number(settings.keys, std::size_t{1}, std::size_t{1} << 20)},
+                            {"--rounds", number(settings.rounds, 1, 1000)},
+                            {"--milliseconds", number(settings.milliseconds, 1, 60'000)},
+                            {"--time-limit", number(settings.time_limit, 1, 86'400)}});
+  if (settings.keys > settings.rows) throw SettingsError("--keys: at most as many as --rows");
+  TemporaryDirectory const folder;
+  return run_forked_ranks(2, [&](int rank) {
+    return run_rank(settings, {.rank = rank, .ranks = 2}, folder.path(), [&](RankBarrier& barrier) {
+      comm::FileStore store(folder.path() / "store");
+      rank == 0 ? serve(settings, store, barrier) : measure(settings, store, barrier);
+    });
+  });
+}
+
+}  // namespace
+
+}  // namespace headway::benchmarks
+
+int main(int argc, char** argv) {
+  return headway::benchmarks::run_main(argc, argv, headway::benchmarks::usage, headway::benchmarks::run);
+}
