@@ -177,6 +177,14 @@ def test_grm_training_needs_a_gpu_for_each_rank(tmp_path: Path, capsys: pytest.C
     assert "999 ranks need a GPU each" in capsys.readouterr().err
 
 
+def test_parameter_server_measures_each_system(tmp_path: Path) -> None:
+    small = ("--rows", "5000", "--keys", "100", "--dim", "8", "--rounds", "1", "--milliseconds", "20")
+    points = run_benchmark("parameter_server", tmp_path, *small, plots=False)
+    assert [point["system"] for point in points] == ["table", "in_process", "shm", "tcp", "raw_tcp"]
+    assert all(point["rate"] > 0 for point in points)
+    assert [point["ratio"] is not None for point in points] == [False, True, True, True, False]
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]
