@@ -55,6 +55,15 @@ def start(config: Path, script: Path, steps: int, *options: str) -> subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
+def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Waits until a process has so many children."""
+    deadline = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children()) < count:
+        assert process.poll() is None and time.monotonic() < deadline, children
+        time.sleep(0.1)
+    return children
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_of_one_host_runs_to_its_end(tmp_path: Path, workers: int) -> None:
     config, script, _ = job(tmp_path)
@@ -65,15 +74,10 @@ def test_a_job_of_one_host_runs_to_its_end(tmp_path: Path, workers: int) -> None
 def test_a_killed_server_ends_the_job_and_is_named(tmp_path: Path) -> None:
     config, script, addresses = job(tmp_path)
     process = start(config, script, 100_000)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        children = psutil.Process(process.pid).children()
-        servers = [each for each in children if any(addresses[1] in word for word in each.cmdline())]
-        if servers and len(children) == 3 and servers[0].net_connections():
-            break
-        time.sleep(0.1)
-    time.sleep(1.0)
-    servers[0].send_signal(signal.SIGKILL)
+    children = children_of(process, 3)
+    (server,) = (each for each in children if any(addresses[1] in word for word in each.cmdline()))
+    time.sleep(5.0)  # Training has begun by then, or has not: the server is named either way.
+    server.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, (out, err)
     assert f"parameter server 1 at {addresses[1]}" in err
@@ -83,9 +87,7 @@ def test_a_killed_server_ends_the_job_and_is_named(tmp_path: Path) -> None:
 def test_sigterm_ends_all_roles(tmp_path: Path) -> None:
     config, script, _ = job(tmp_path)
     process = start(config, script, 100_000)
-    time.sleep(4)
-    children = psutil.Process(process.pid).children()
-    assert len(children) == 3
+    children = children_of(process, 3)
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 130
@@ -95,9 +97,7 @@ def test_sigterm_ends_all_roles(tmp_path: Path) -> None:
 def test_roles_end_with_a_killed_command(tmp_path: Path) -> None:
     config, script, _ = job(tmp_path)
     process = start(config, script, 100_000)
-    time.sleep(4)
-    children = [each.pid for each in psutil.Process(process.pid).children()]
-    assert len(children) == 3
+    children = [each.pid for each in children_of(process, 3)]
     process.kill()
     process.communicate(timeout=60)
     wait_until_ended(children)
@@ -147,15 +147,10 @@ def test_a_killed_embedding_worker_is_named(tmp_path: Path) -> None:
     text = text.replace("source = (", f"{loader}\nsource = (").replace('{"item": ids}', 'loader.submit({"item": ids})')
     script.write_text(text)
     process = start(config, script, 100_000)
-    deadline = time.monotonic() + 60
-    workers: list[psutil.Process] = []
-    while not workers and time.monotonic() < deadline:
-        children = psutil.Process(process.pid).children()
-        workers = [each for each in children if "--servers" in each.cmdline()]
-        time.sleep(0.1)
-    time.sleep(4)
+    (worker,) = (each for each in children_of(process, 4) if "--servers" in each.cmdline())
+    time.sleep(5.0)
     assert process.poll() is None
-    workers[0].send_signal(signal.SIGKILL)
+    worker.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, (out, err)
     assert f"embedding worker 0 at 127.0.0.1:{port}" in err
