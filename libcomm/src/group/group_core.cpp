@@ -356,7 +356,8 @@ void GroupCore::check_failures() {
   for (int peer = 0; peer_reports_.has_any_gone() && peer < size_; ++peer) {
     if (!peer_reports_.has_gone(peer) || !needs(peer)) continue;
     std::string const text = "rank " + std::to_string(peer) + " has left the group; ";
-    return fail({StatusCode::kPeerLost, text + describe_missing()}, false);
+    auto const level = options_.warns_of_departures ? base::LogLevel::kWarning : base::LogLevel::kInfo;
+    return fail({StatusCode::kPeerLost, text + describe_missing()}, false, level);
   }
 }
 

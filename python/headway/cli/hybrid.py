@@ -135,15 +135,23 @@ def _fields_of(status: ServerStatus) -> dict[str, Any]:
 
 
 def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
-    """Starts servers and dense workers; returns the exit status. The first role that fails ends all others."""
+    """Runs a job; returns the exit status. The last line of a job that fails names the first role that has ended."""
+    status, why = _run_roles(config, script, num_workers)
+    if why:
+        print(f"headway hybrid: {why}", file=sys.stderr, flush=True)
+    return status
+
+
+def _run_roles(config: HybridConfig, script: Sequence[str], num_workers: int) -> tuple[int, str]:
+    """Starts all roles, and ends all when one does; returns the exit status, and why the job has failed."""
     environ = dict(os.environ)
     if _SECRET not in environ and f"{_SECRET}_FILE" not in environ:
         environ[_SECRET] = secrets.token_hex(16)
-    is_ending = False
+    end_signal = 0
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal is_ending
-        is_ending = True
+        nonlocal end_signal
+        end_signal = number
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
@@ -151,28 +159,28 @@ def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
     workers: _Role | None = None
     try:
         if config.mode != "local":
-            for index, address in enumerate(config.servers.addresses):
-                process = _start(server_command(config, address), environ, stdout=subprocess.DEVNULL)
-                servers.append(_Role(f"parameter server {index} at {address}", process))
-            for index, address in enumerate(config.workers.addresses):
-                process = _start(worker_command(config, address), environ, stdout=subprocess.DEVNULL)
-                servers.append(_Role(f"embedding worker {index} at {address}", process))
+            for kind, addresses, command_of in (
+                ("parameter server", config.servers.addresses, server_command),
+                ("embedding worker", config.workers.addresses, worker_command),
+            ):
+                for index, address in enumerate(addresses):
+                    process = _start(command_of(config, address), environ, stdout=subprocess.DEVNULL)
+                    servers.append(_Role(f"{kind} {index} at {address}", process))
         command = [sys.executable, *script]
         if num_workers > 1:
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
             command = [*torchrun, str(num_workers), *script]
         workers = _Role("the dense workers", _start(command, environ))
-        while not is_ending:
+        while not end_signal:
             for role in (*servers, workers):
                 status = role.process.poll()
                 if status is None:
                     continue
                 if role is workers and status == 0:
-                    return 0
-                print(f"headway hybrid: {role.name} ended ({_described(status)})", file=sys.stderr, flush=True)
-                return status if status > 0 else 1
+                    return 0, ""
+                return status if status > 0 else 1, f"{role.name} ended ({_described(status)})"
             time.sleep(_POLL_S)
-        return 130
+        return 128 + end_signal, f"ended by {signal.Signals(end_signal).name}"
     finally:
         # Servers last: workers may still wait for them.
         _end_all([] if workers is None else [workers.process], _WORKERS_END_S)

@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from headway._hybrid import ServerStatus
 from headway.config_files import ConfigError
@@ -67,7 +68,12 @@ def connect(
         ValueError: an argument is wrong, or the secret of the job is missing.
         RuntimeError: a server cannot be reached, or has other tables. The message names it.
     """
-    settings = config if isinstance(config, HybridConfig) else HybridConfig.load(os.fspath(config))
+    settings = HybridConfig.of_argument(config)
+    if process_group is None and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"there are {os.environ['WORLD_SIZE']} dense workers and no process group: call "
+            "torch.distributed.init_process_group() before, or pass process_group=LOCAL for a trainer of one worker"
+        )
     if settings.mode == "local":
         return HashTableCollection(
             tables=tables,

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,9 +80,9 @@ class HybridConfig:
     Attributes:
         mode: ``local`` has no servers: each dense worker has tables of its own process group. ``sync`` waits for the
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
-        staleness: steps; with ``hybrid`` alone.
+        staleness: steps; used with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
-        job, servers, workers: sections.
+        job, servers, workers: sections; ``local`` uses none of them.
     """
 
     mode: Mode = "hybrid"
@@ -114,12 +115,8 @@ class HybridConfig:
         config = build_config(cls, values)
         if not 0 <= config.staleness <= MOST_STALENESS:
             raise ConfigError(f"staleness must be from 0 to {MOST_STALENESS}, not {config.staleness}")
-        if config.mode != "hybrid" and "staleness" in values:
-            raise ConfigError(f'staleness contradicts mode = "{config.mode}": only "hybrid" has one')
         if not config.servers.addresses:
             raise ConfigError("servers.addresses is empty")
-        if config.mode == "local" and config.workers.addresses:
-            raise ConfigError('workers.addresses contradicts mode = "local"')
         for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",
                             config.job.connect_timeout_s), ("servers.threads", config.servers.threads),
                             ("servers.max_request_mib", config.servers.max_request_mib),
@@ -128,6 +125,11 @@ class HybridConfig:
             if not 0 < value < 1e9:
                 raise ConfigError(f"{name} must be above 0, not {value}")
         return config
+
+    @classmethod
+    def of_argument(cls, config: HybridConfig | str | os.PathLike[str]) -> HybridConfig:
+        """Returns settings, which may be given as their file."""
+        return config if isinstance(config, HybridConfig) else cls.load(os.fspath(config))
 
     @property
     def most_missing_steps(self) -> int:

@@ -224,7 +224,8 @@ class Loader:
     connects by itself, at its first batch. So the process of the dense worker never has an id.
 
     Args:
-        config: settings, with ``workers.addresses``.
+        config: settings with ``workers.addresses``, or their file. With mode ``local`` nothing is sent: ``submit()``
+            returns the features.
         tables, features, seed: as for ``connect()``.
     Raises:
         ValueError: an argument is wrong, or there are no embedding workers.
@@ -232,13 +233,14 @@ class Loader:
 
     def __init__(
         self,
-        config: HybridConfig,
+        config: HybridConfig | str | os.PathLike[str],
         *,
         tables: Iterable[TableConfig],
         features: Iterable[FeatureConfig],
         seed: int = 0,
     ) -> None:
-        if not config.workers.addresses:
+        config = HybridConfig.of_argument(config)
+        if not config.workers.addresses and config.mode != "local":
             raise ValueError("a Loader needs embedding workers: name them in workers.addresses")
         self._config, self._seed = config, seed
         self._layout = Layout.of(tables, features)
@@ -248,7 +250,7 @@ class Loader:
         self._process = 0
         self._workers: EmbeddingWorkers | None = None
 
-    def submit(self, features: Features) -> BatchRef:
+    def submit(self, features: Features) -> BatchRef | Features:
         """Sends a batch. Waits while the embedding worker has no room for it.
 
         Args:
@@ -259,6 +261,8 @@ class Loader:
             ValueError: a feature is missing, or its tensors do not fit.
             RuntimeError: an embedding worker cannot be reached, or has no room in time. The message names it.
         """
+        if self._config.mode == "local":
+            return features
         arguments, _ = self._layout.arguments_of(features)
         if self._workers is None or self._process != os.getpid():
             self._workers = connect_workers(self._config, self._layout, seed=self._seed)

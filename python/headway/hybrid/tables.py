@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,7 @@ class HybridTables(nn.Module):
         self.step = self._begin_generation()  #: Optimizer steps so far.
         self._next = self.step  #: Step of the next batch.
         self._has_ended = False
+        self._has_warned = False  #: A warning of lost gradients was given.
         self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
         self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
 
@@ -350,7 +352,9 @@ class HybridTables(nn.Module):
 
     def skip_learned(self) -> None:
         """Ends the batch that ``optimizer.step()`` would take, and older ones, without a step."""
-        self.pass_over(self._batch_to_step())
+        batch = self._batch_to_step()
+        batch.has_backward = False  # Its gradients are dropped on purpose.
+        self.pass_over(batch)
 
     def _end_oldest(self) -> None:
         self._returned.append(self._ahead.popleft().step)
@@ -366,7 +370,14 @@ class HybridTables(nn.Module):
         self._returned.popleft()
 
     def pass_over(self, batch: HybridBatch) -> None:
-        """Ends a batch without a step if it has made none; older ones, too."""
+        """Ends a batch without a step if it has made none; older ones, too. Warns once if gradients are lost."""
+        if batch in self._ahead and batch.has_backward and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the batch of step {batch.step} had a backward pass and no optimizer.step(): its gradients are lost. "
+                "Is tables.optimizer.step() called?",
+                stacklevel=3,
+            )
         while batch in self._ahead:
             self.skip()
 

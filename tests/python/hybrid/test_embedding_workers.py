@@ -123,8 +123,8 @@ def test_mistakes_are_named(roles: tuple[list[str], list[str]]) -> None:
         loader_of(config_of(roles[0], []))
     with pytest.raises(ValueError, match="needs embedding workers"):
         connect(config_of(roles[0], []))(reference)
-    with pytest.raises(hybrid.ConfigError, match=r"workers\.addresses contradicts mode"):
-        config_of(*roles, "local")
+    features = batch_of(0, 0).features
+    assert loader_of(config_of(*roles, "local")).submit(features) is features
 
 
 def test_a_lost_server_and_a_lost_worker_are_named() -> None:

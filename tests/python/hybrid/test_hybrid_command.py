@@ -90,7 +90,7 @@ def test_sigterm_ends_all_roles(tmp_path: Path) -> None:
     children = children_of(process, 3)
     process.terminate()
     process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + signal.SIGTERM
     assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 

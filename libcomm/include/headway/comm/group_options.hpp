@@ -62,6 +62,8 @@ struct GroupOptions {
   /// Number of operations that flight_records() keeps: per channel for all-to-alls, and once for all other operations
   /// together. Rounded up to a power of two. 0: records nothing.
   std::size_t flight_records = 256;
+  /// Log a warning if a peer leaves while operations wait for it. Links do not, as their ends come and go: level info.
+  bool warns_of_departures = true;
   DataTypeName data_type_name = nullptr;  ///< Null: error messages show type codes.
   std::string name;                       ///< Distinguishes groups that share a store. The handshake checks it.
   /// Secret shared by the ranks, at least 8 bytes. Empty: rank 0 draws one and passes it through the store.
