@@ -21,7 +21,6 @@ namespace headway::hybrid {
 namespace {
 
 using embedding::MergedTable;
-using embedding::TableOptions;
 
 constexpr std::uint64_t kMostMergedTables = 1 << 12, kMostTables = 1 << 16, kMostKeys = std::uint64_t{1} << 31;
 constexpr std::uint64_t kMost32 = 0xffffffff;

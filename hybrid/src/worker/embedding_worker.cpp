@@ -233,7 +233,8 @@ class EmbeddingWorker::Impl {
   }
 
   void fetch(Request& request) {
-    auto const [name, batch] = decode_fetch(request.body());
+    auto const [name, of_step] = decode_fetch(request.body());
+    auto const batch = of_step;  // A lambda cannot capture a structured binding in Clang 14.
     Key const key{batch.worker, batch.step};
     base::expects(!fetched_.contains(key), name_of(batch) + ": it has a batch");
     take_buffered(name, [&](std::span<embedding::Feature const> features) {
