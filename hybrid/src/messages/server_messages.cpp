@@ -103,6 +103,10 @@ auto numbers_of(Status& status) {
 
 }  // namespace
 
+std::string to_string(BatchId batch) {
+  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
+}
+
 Body encode_tables(std::span<MergedTable const> tables) {
   WordWriter to;
   to.word(tables.size());

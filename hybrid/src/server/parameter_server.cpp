@@ -36,10 +36,6 @@ namespace headway::hybrid {
 
 namespace {
 
-std::string name_of(BatchId batch) {
-  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
-}
-
 template <class Element>
 std::vector<Element> copy_of(std::span<Element const> elements) {
   return {elements.begin(), elements.end()};
@@ -208,7 +204,7 @@ void ParameterServer::expect_keys(std::string const& name, std::span<KeyList con
 void ParameterServer::look_up(Request& request) {
   auto const decoded = decode_lookup(request.body(), tables_.size());
   auto const& batch = decoded.batch;
-  expect_keys(name_of(batch), decoded.tables);
+  expect_keys(to_string(batch), decoded.tables);
   Batch made;
   for (auto const& keys : decoded.tables) {
     made.keys.push_back({.ids = copy_of(keys.ids), .tables = copy_of(keys.tables), .counts = copy_of(keys.counts)});
@@ -238,8 +234,8 @@ void ParameterServer::answer(BatchKey id, Request& request) {
   try {
     body = rows_of(batches_.at(id).keys);
   } catch (std::exception const& error) {
-    return request.refuse(ReplyCode::kFailed,
-                          name_of({.step = step, .worker = worker}) + ": its rows cannot be read: " + error.what());
+    return request.refuse(ReplyCode::kFailed, to_string(BatchId{.step = step, .worker = worker}) +
+                                                  ": its rows cannot be read: " + error.what());
   }
   ++counts_.staleness[step - std::min(step, ledger_->num_applied())];
   ledger_->count_answer(step, worker);
@@ -297,22 +293,22 @@ void ParameterServer::take_part(Request& request) {
   BatchKey const id{batch.step, batch.worker};
   auto const found = batches_.find(id);
   base::expects(batch.step < ledger_->num_applied() || found != batches_.end(),
-                name_of(batch) + ": it was not looked up");
-  base::expects(!held_.contains(id), name_of(batch) + ": its lookup has not been answered");
+                to_string(batch) + ": it was not looked up");
+  base::expects(!held_.contains(id), to_string(batch) + ": its lookup has not been answered");
   bool is_finite = true;
   for (std::size_t merged = 0; merged < tables_.size() && found != batches_.end(); ++merged) {
     auto const& values = part.tables[merged];
     auto const size = values.gradients.size();
     auto const expected = found->second.keys[merged].ids.size() * tables_[merged]->dim();
-    base::expects(size == 0 || size == expected, name_of(batch) + ": merged table " + std::to_string(merged) + " has " +
-                                                     std::to_string(size) + " gradients instead of " +
+    base::expects(size == 0 || size == expected, to_string(batch) + ": merged table " + std::to_string(merged) +
+                                                     " has " + std::to_string(size) + " gradients instead of " +
                                                      std::to_string(expected));
-    base::expects(std::isfinite(values.rate), name_of(batch) + ": a learning rate is not finite");
+    base::expects(std::isfinite(values.rate), to_string(batch) + ": a learning rate is not finite");
     float mark = 1;
     if (size > 0) device_->mark_finite(values.gradients, &mark);
     is_finite = is_finite && mark == 1;
   }
-  base::expects(is_finite || !options_.is_strict, name_of(batch) + ": a gradient is not finite");
+  base::expects(is_finite || !options_.is_strict, to_string(batch) + ": a gradient is not finite");
   expect_rates(part);
   std::vector<std::vector<float>> gradients;
   std::vector<double> rates;
@@ -338,7 +334,7 @@ void ParameterServer::expect_rates(DecodedPart const& part) const {
        each != batches_.end() && each->first.first == part.batch.step; ++each) {
     for (std::size_t merged = 0; merged < each->second.rates.size(); ++merged) {
       base::expects(each->second.rates[merged] == part.tables[merged].rate,
-                    name_of(part.batch) + ": worker " + std::to_string(each->first.second) +
+                    to_string(part.batch) + ": worker " + std::to_string(each->first.second) +
                         " has another learning rate in this step");
     }
   }
@@ -349,7 +345,7 @@ void ParameterServer::take_void(Request& request) {
   ledger_->add_part(batch.step, batch.worker);
   BatchKey const id{batch.step, batch.worker};
   if (auto const held = held_.find(id); held != held_.end()) {
-    held->second.refuse(ReplyCode::kFailed, name_of(batch) + ": it is void");
+    held->second.refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     held_.erase(held);
   }
   batches_.erase(id);

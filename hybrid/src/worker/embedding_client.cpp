@@ -38,10 +38,6 @@ std::chrono::milliseconds left_until(comm::Deadline until) {
   return std::max(milliseconds(1), std::chrono::ceil<milliseconds>(until - comm::Clock::now()));
 }
 
-std::string name_of(BatchId batch) {
-  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
-}
-
 }  // namespace
 
 struct EmbeddingClient::Batch {
@@ -134,7 +130,7 @@ EmbeddingClient::Batch& EmbeddingClient::at(BatchId batch) {
 
 EmbeddingClient::Batch const& EmbeddingClient::at(BatchId batch) const {
   auto const found = batches_.find({batch.worker, batch.step});
-  base::expects(found != batches_.end(), name_of(batch) + ": it was not started, or has ended");
+  base::expects(found != batches_.end(), to_string(batch) + ": it was not started, or has ended");
   return *found->second;
 }
 
@@ -158,10 +154,10 @@ std::size_t EmbeddingClient::num_in_flight(std::uint32_t worker) const {
 
 void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> features) {
   base::expects(generation_ > 0, "no generation has begun");
-  base::expects(batch.worker < StepLedger::kMostWorkers, name_of(batch) + ": there is no such worker");
-  base::expects(!batches_.contains({batch.worker, batch.step}), name_of(batch) + ": it was started before");
+  base::expects(batch.worker < StepLedger::kMostWorkers, to_string(batch) + ": there is no such worker");
+  base::expects(!batches_.contains({batch.worker, batch.step}), to_string(batch) + ": it was started before");
   base::expects(num_in_flight(batch.worker) <= staleness_,
-                name_of(batch) + ": " + std::to_string(staleness_ + 1) + " batches are in flight");
+                to_string(batch) + ": " + std::to_string(staleness_ + 1) + " batches are in flight");
   auto made = std::make_unique<Batch>();
   made->keys = route(features);
   made->servers.resize(servers_.size());
@@ -180,7 +176,7 @@ bool EmbeddingClient::is_ready(BatchId batch) {
 void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   if (entry.has_rows) return;
-  base::expects(!entry.has_ended, name_of(batch) + ": it is void");
+  base::expects(!entry.has_ended, to_string(batch) + ": it is void");
   auto const until = comm::deadline_after(timeout_);
   auto const look = [&] {
     static_cast<void>(have_answered(entry, &Batch::AtServer::lookup));
@@ -191,10 +187,10 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
     if (of_server.has_rows) continue;
     at_server(server, [&](ServerClient& client) {
       if (of_server.lookup == nullptr) {
-        throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": it could not be sent"});
+        throw base::OperationError({base::StatusCode::kAborted, to_string(batch) + ": it could not be sent"});
       }
       auto const body =
-          client.requester().await(*of_server.lookup, left_until(until), name_of(batch) + ": no rows came", look);
+          client.requester().await(*of_server.lookup, left_until(until), to_string(batch) + ": no rows came", look);
       std::span<float const> const rows(reinterpret_cast<float const*>(body.data()), body.size() / sizeof(float));
       take_rows(*entry.keys, server, rows);
     });
@@ -217,20 +213,20 @@ void EmbeddingClient::take_rows(RoutedBatch& batch, std::size_t server, std::spa
 
 std::size_t EmbeddingClient::num_bags(BatchId batch, std::size_t merged) const {
   auto const& entry = at(batch);
-  base::expects(entry.keys.has_value(), name_of(batch) + ": it is void");
+  base::expects(entry.keys.has_value(), to_string(batch) + ": it is void");
   return entry.keys->num_bags(merged);
 }
 
 void EmbeddingClient::expand(BatchId batch, std::size_t merged, std::span<float> out) {
   auto const& entry = at(batch);
-  base::expects(entry.has_rows, name_of(batch) + ": its rows have not come");
+  base::expects(entry.has_rows, to_string(batch) + ": its rows have not come");
   entry.keys->expand(merged, out);
 }
 
 void EmbeddingClient::return_gradients(BatchId batch, std::span<Gradients const> gradients) {
   auto& entry = at(batch);
-  base::expects(entry.has_rows, name_of(batch) + ": its rows have not come");
-  base::expects(!entry.has_ended, name_of(batch) + ": it has returned gradients, or is void");
+  base::expects(entry.has_rows, to_string(batch) + ": its rows have not come");
+  base::expects(!entry.has_ended, to_string(batch) + ": it has returned gradients, or is void");
   base::expects(gradients.size() == tables_.size(), "return_gradients: gradients of each merged table, or empty ones");
   std::vector<embedding::Block<float>> sums;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
@@ -251,7 +247,7 @@ void EmbeddingClient::return_gradients(BatchId batch, std::span<Gradients const>
 
 void EmbeddingClient::drop(BatchId batch) {
   base::expects(generation_ > 0, "no generation has begun");
-  base::expects(batch.worker < StepLedger::kMostWorkers, name_of(batch) + ": there is no such worker");
+  base::expects(batch.worker < StepLedger::kMostWorkers, to_string(batch) + ": there is no such worker");
   auto& found = batches_[{batch.worker, batch.step}];
   if (found == nullptr) {
     found = std::make_unique<Batch>();
@@ -260,7 +256,7 @@ void EmbeddingClient::drop(BatchId batch) {
   auto& entry = *found;
   auto const is_open = [](Batch::AtServer const& each) { return each.part == nullptr && !each.is_taken; };
   base::expects(std::ranges::any_of(entry.servers, is_open),
-                name_of(batch) + ": it has returned gradients, or is void");
+                to_string(batch) + ": it has returned gradients, or is void");
   entry.has_ended = true;
   at_each_server([&](std::size_t server, ServerClient& client) {
     auto& of_server = entry.servers[server];
@@ -275,7 +271,7 @@ bool EmbeddingClient::is_finished(BatchId batch) {
 
 void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
-  base::expects(entry.has_ended, name_of(batch) + ": it has no gradients, and is not void");
+  base::expects(entry.has_ended, to_string(batch) + ": it has no gradients, and is not void");
   auto const until = comm::deadline_after(timeout_);
   auto const look = [&] {
     static_cast<void>(have_answered(entry, &Batch::AtServer::part));
@@ -286,11 +282,11 @@ void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
     if (of_server.is_taken) continue;
     at_server(server, [&](ServerClient& client) {
       if (of_server.part == nullptr) {
-        throw base::OperationError({base::StatusCode::kAborted, name_of(batch) + ": its gradients were not sent"});
+        throw base::OperationError({base::StatusCode::kAborted, to_string(batch) + ": its gradients were not sent"});
       }
       try {
         static_cast<void>(client.requester().await(*of_server.part, left_until(until),
-                                                   name_of(batch) + ": its gradients were not taken", look));
+                                                   to_string(batch) + ": its gradients were not taken", look));
       } catch (RequestRefused const&) {
         of_server.part = nullptr;  // drop() can end it there.
         throw;

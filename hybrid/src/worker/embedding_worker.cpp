@@ -41,10 +41,6 @@ namespace {
 
 constexpr std::chrono::microseconds kPoll(100);
 
-std::string name_of(BatchId batch) {
-  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
-}
-
 }  // namespace
 
 class EmbeddingWorker::Impl {
@@ -236,7 +232,7 @@ class EmbeddingWorker::Impl {
     auto const [name, of_step] = decode_fetch(request.body());
     auto const batch = of_step;  // A lambda cannot capture a structured binding in Clang 14.
     Key const key{batch.worker, batch.step};
-    base::expects(!fetched_.contains(key), name_of(batch) + ": it has a batch");
+    base::expects(!fetched_.contains(key), to_string(batch) + ": it has a batch");
     take_buffered(name, [&](std::span<embedding::Feature const> features) {
       client_->start(batch, features);
       fetched_.emplace(key, Fetched{.num_bags = num_bags_of(features), .fetch = std::move(request), .end = {}});
@@ -262,21 +258,21 @@ class EmbeddingWorker::Impl {
 
   [[nodiscard]] Fetched& fetched(BatchId batch) {
     auto const found = fetched_.find({batch.worker, batch.step});
-    base::expects(found != fetched_.end(), name_of(batch) + ": it was not fetched here, or has ended");
-    base::expects(!found->second.end.has_value(), name_of(batch) + ": it has gradients, or was dropped");
+    base::expects(found != fetched_.end(), to_string(batch) + ": it was not fetched here, or has ended");
+    base::expects(!found->second.end.has_value(), to_string(batch) + ": it has gradients, or was dropped");
     return found->second;
   }
 
   void take_gradients(Request& request) {
     auto const part = decode_part(request.body(), num_tables_);
     auto& entry = fetched(part.batch);
-    base::expects(!entry.fetch.has_value(), name_of(part.batch) + ": its embeddings have not been sent");
+    base::expects(!entry.fetch.has_value(), to_string(part.batch) + ": its embeddings have not been sent");
     std::vector<EmbeddingClient::Gradients> gradients;
     for (std::size_t merged = 0; merged < num_tables_; ++merged) {
       auto const& values = part.tables[merged];
       auto const expected = client_->num_bags(part.batch, merged) * dims_[merged];
       base::expects(values.gradients.empty() || values.gradients.size() == expected,
-                    name_of(part.batch) + ": merged table " + std::to_string(merged) + " has " +
+                    to_string(part.batch) + ": merged table " + std::to_string(merged) + " has " +
                         std::to_string(values.gradients.size()) + " gradients instead of " + std::to_string(expected));
       gradients.push_back({.rate = values.rate, .values = values.gradients});
     }
@@ -292,7 +288,7 @@ class EmbeddingWorker::Impl {
     auto& entry = fetched(batch);
     client_->drop(batch);
     if (entry.fetch)
-      std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, name_of(batch) + ": it is void");
+      std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     ++counts_.dropped;
     entry.end.emplace(std::move(request));
     changed_.notify_all();

@@ -6,14 +6,6 @@
 
 namespace headway::hybrid {
 
-namespace {
-
-std::string name_of(BatchId batch) {
-  return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
-}
-
-}  // namespace
-
 WorkerClient::WorkerClient(std::string name, std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout)
     : name_(std::move(name)), timeout_(timeout), requester_(std::move(link), timeout) {}
 
@@ -59,7 +51,7 @@ Requester::CallPtr WorkerClient::start_fetch(std::uint64_t generation, BatchName
 }
 
 Embeddings WorkerClient::wait_embeddings(Requester::Call& fetch, BatchId batch, WhileWaiting const& while_waiting) {
-  return decode_embeddings(await(fetch, name_of(batch) + ": no embeddings came", while_waiting));
+  return decode_embeddings(await(fetch, to_string(batch) + ": no embeddings came", while_waiting));
 }
 
 Requester::CallPtr WorkerClient::start_gradients(std::uint64_t generation, BatchId batch,
@@ -72,7 +64,7 @@ Requester::CallPtr WorkerClient::start_drop(std::uint64_t generation, BatchId ba
 }
 
 void WorkerClient::finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting) {
-  static_cast<void>(await(end, name_of(batch) + ": its gradients were not taken", while_waiting));
+  static_cast<void>(await(end, to_string(batch) + ": its gradients were not taken", while_waiting));
 }
 
 Embeddings WorkerClient::read(BatchName name, WhileWaiting const& while_waiting) {

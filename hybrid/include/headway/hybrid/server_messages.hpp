@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct BatchId {
   std::uint64_t step = 0;
   std::uint32_t worker = 0;
 };
+[[nodiscard]] std::string to_string(BatchId batch);
 
 /// Keys of one merged table. Views of memory that the caller keeps.
 struct KeyList {
