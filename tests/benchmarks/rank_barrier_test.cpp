@@ -3,9 +3,9 @@
 
 #include "rank_barrier.hpp"
 
-#include <gtest/gtest.h>
+#include "temporary_directory.hpp"
 
-#include <unistd.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <filesystem>
@@ -20,9 +20,8 @@ namespace {
 /// Ranks are threads that meet in a file of this process.
 class RankBarrierTest : public testing::Test {
  protected:
-  ~RankBarrierTest() override { std::filesystem::remove(file_); }
-  std::filesystem::path const file_ =
-      std::filesystem::temp_directory_path() / ("headway-barrier-test-" + std::to_string(::getpid()));
+  TemporaryDirectory directory_;
+  std::filesystem::path const file_ = directory_.path() / "barrier";
 };
 
 TEST_F(RankBarrierTest, LetsNobodyLeaveBeforeAllHaveCome) {

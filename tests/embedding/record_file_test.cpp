@@ -10,6 +10,7 @@
 
 #include "headway/base/status.hpp"
 #include "headway/embedding/routing.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -86,10 +87,7 @@ Contents contents_of(Table const& table, bool with_states = true) {
 
 class RecordFileTest : public testing::Test {
  protected:
-  RecordFileTest() { std::filesystem::create_directories(folder_); }
-  ~RecordFileTest() override { std::filesystem::remove_all(folder_); }
-
-  [[nodiscard]] std::string path() const { return folder_ / "records.bin"; }
+  [[nodiscard]] std::string path() const { return directory_.path() / "records.bin"; }
 
   /// Writes the table in 8 ranges of buckets and blocks of 100 records.
   std::vector<RecordSource> write(Table const& table) {
@@ -109,9 +107,7 @@ class RecordFileTest : public testing::Test {
   }
 
  private:
-  std::filesystem::path folder_ =
-      std::filesystem::path(testing::TempDir()) /
-      (std::string("records_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+  TemporaryDirectory directory_;
 };
 
 TEST_F(RecordFileTest, AnyNumberOfRanksReadsWhatWasWritten) {

@@ -14,6 +14,7 @@
 // by a RequestError. Complexity: linear in the size of the files.
 
 #include "altered_package.hpp"
+#include "temporary_directory.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -33,7 +34,7 @@ std::string_view text_of(std::uint8_t const* data, std::size_t size) {
 
 /// The folder into which packages are written.
 std::filesystem::path const& folder() {
-  static TrialFolder const folder;
+  static headway::TemporaryDirectory const folder;
   return folder.path();
 }
 

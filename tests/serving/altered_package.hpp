@@ -21,7 +21,6 @@
 #include "trial_service.hpp"
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -65,25 +64,6 @@ inline std::uint64_t unsigned_of(json const& value) {
   return value.is_number_unsigned() ? value.get<std::uint64_t>() : json().get<std::uint64_t>();
 }
 
-/// An empty folder of this process, which is removed at its end.
-class TrialFolder {
- public:
-  TrialFolder()
-      : path_(std::filesystem::temp_directory_path() / ("headway_altered_package_" + std::to_string(getpid()))) {
-    std::filesystem::create_directories(path_ / "tables");
-  }
-  TrialFolder(TrialFolder const&) = delete;
-  TrialFolder& operator=(TrialFolder const&) = delete;
-  ~TrialFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::filesystem::path const& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// Writes the rows of a table into a file of records, and adds its blocks to the manifest of the tables.
 inline void write_rows(embedding::RecordFileWriter& writer, embedding::Table& table, std::size_t group, json& groups) {
   writer.write(table, false, 0, embedding::kNumVirtualBuckets);
@@ -92,6 +72,7 @@ inline void write_rows(embedding::RecordFileWriter& writer, embedding::Table& ta
 
 /// A package of three tables, of which "items" and "topics" are merged, with features of all kinds.
 inline PackageFiles valid_package(std::filesystem::path const& folder) {
+  std::filesystem::create_directories(folder / "tables");
   PackageFiles files;
   files.contents[PackageFiles::kDense] = "machine code";
   auto const add_rows = [](embedding::Table& table, std::string_view name, std::uint64_t num_rows) {

@@ -2,6 +2,7 @@
 #include "batch_trace.hpp"
 
 #include "headway/base/status.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +36,8 @@ BatchRecord batch_at(std::uint64_t number, Clock::time_point begin) {
 }
 
 json written(BatchTrace const& trace) {
-  auto const path = std::filesystem::path(testing::TempDir()) / "batch_trace_test.json";
+  TemporaryDirectory const directory;
+  auto const path = directory.path() / "trace.json";
   trace.write(path);
   return json::parse(std::ifstream(path)).at("traceEvents");
 }

@@ -4,6 +4,7 @@
 // search longer; here are a fixed number of their changes, and a test for each fault that they have found.
 
 #include "altered_package.hpp"
+#include "temporary_directory.hpp"
 #include "trial_models.hpp"
 #include "trial_service.hpp"
 
@@ -41,7 +42,7 @@ class DamagedPackage : public testing::Test {
     expect_error("/tables/manifest.json: ", PackageFiles::kTables, change);
   }
 
-  TrialFolder folder_;
+  TemporaryDirectory folder_;
   PackageFiles valid_ = valid_package(folder_.path());
 };
 

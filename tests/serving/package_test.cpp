@@ -5,6 +5,7 @@
 #include "headway/embedding/record_file.hpp"
 #include "headway/embedding/routing.hpp"
 #include "headway/serving/tables.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,6 @@ using nlohmann::json;
 class Package : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("headway_package_" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_ / "tables");
     write("dense.pt2", "machine code");
     auto const table = embedding::make_cpu_table({.dim = 2});
@@ -90,7 +90,6 @@ class Package : public testing::Test {
     };
     seal("manifest.json", values_);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   static std::uint32_t crc32_of(std::string const& text) { return base::crc32(std::as_bytes(std::span(text))); }
   void write(std::string const& name, std::string const& text) const { std::ofstream(folder_ / name) << text; }
@@ -114,7 +113,8 @@ class Package : public testing::Test {
     return "";
   }
 
-  std::filesystem::path folder_;
+  TemporaryDirectory directory_;
+  std::filesystem::path const& folder_ = directory_.path();
   json values_;
 };
 

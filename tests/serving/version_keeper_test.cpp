@@ -2,6 +2,7 @@
 #include "headway/serving/version_keeper.hpp"
 
 #include "engine_fixture.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -19,12 +20,10 @@ namespace {
 class Versions : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("headway_versions_" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_ / "tables");
     std::ofstream(folder_ / "tables" / "manifest.json") << "rows";
     write("1");
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   /// Replaces the manifest at once, as a new package does.
   void write(std::string const& text) const {
@@ -150,7 +149,8 @@ class Versions : public testing::TestWithParam<Kind> {
   }
 
   static constexpr int kMaxLag = 2;
-  std::filesystem::path folder_;
+  TemporaryDirectory directory_;
+  std::filesystem::path const& folder_ = directory_.path();
   mutable std::array<std::atomic<bool>, 3> begins_to_load_{};  ///< Version 2, by rank.
   std::atomic<bool> may_load_ = true;                          ///< Rank 2 waits for it when it loads version 2.
 };

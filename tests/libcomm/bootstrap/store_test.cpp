@@ -8,11 +8,10 @@
 #include "headway/comm/store.hpp"
 
 #include "headway/comm/status.hpp"
-#include "system/random.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <thread>
 
 namespace headway::comm {
@@ -21,18 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLong(20'000);
-
-/// A directory that the destructor removes.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory()
-      : path_(std::filesystem::temp_directory_path() / ("headway-store-" + to_hex(random_bytes<8>()))) {}
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  [[nodiscard]] std::filesystem::path const& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Makes the store of ranks that are threads.
 struct MemoryStoreMaker {

@@ -5,6 +5,7 @@
 #include "headway/comm/group_environment.hpp"
 
 #include "headway/base/status.hpp"
+#include "temporary_directory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +26,6 @@ class GroupEnvironment : public testing::Test {
                                    "HEADWAY_INTERFACE", "HEADWAY_RDMA_DEVICE"}) {
       ::unsetenv(name);
     }
-    std::filesystem::remove(file_);
   }
   static void set(char const* name, std::string const& value) { ::setenv(name, value.c_str(), 1); }
   static comm::GroupOptions read() {
@@ -42,8 +42,8 @@ class GroupEnvironment : public testing::Test {
     return "";
   }
 
-  std::filesystem::path file_ =
-      std::filesystem::temp_directory_path() / ("headway-secret-" + std::to_string(::getpid()));
+  TemporaryDirectory directory_;
+  std::filesystem::path file_ = directory_.path() / "secret";
 };
 
 TEST_F(GroupEnvironment, WithoutVariablesNothingChanges) {

@@ -7,13 +7,14 @@
 #include <string>
 #include <system_error>
 
-namespace headway::comm {
+namespace headway {
 
-/// A directory that its owner's destructor removes.
+/// A new, empty directory that its owner's destructor removes. ctest runs tests of one program in several processes at
+/// once, so a test that writes a file needs one.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "libcomm_test_XXXXXX").string();
+    std::string pattern = (std::filesystem::temp_directory_path() / "headway_test_XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + pattern);
     path_ = pattern;
   }
@@ -29,4 +30,4 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-}  // namespace headway::comm
+}  // namespace headway
