@@ -154,7 +154,8 @@ def test_prioritized_updates_compares_both_schedules(tmp_path: Path) -> None:
     plain, prioritized = run_benchmark("prioritized_updates", tmp_path, *options, plots=False)
     assert (plain["system"], prioritized["system"]) == ("headway_plain", "headway_prioritized")
     assert plain["collision_share"] is None and 0 < prioritized["collision_share"] < 1
-    assert all(0 < point["exposed_s"] < point["median_s"] for point in (plain, prioritized))
+    # The mean of what a rank waits is below its longest step. It may be above the median on a busy machine.
+    assert all(0 < point["exposed_s"] < point["p95_s"] for point in (plain, prioritized))
 
 
 def test_grm_training_compares_systems_on_one_rank_and_two(tmp_path: Path) -> None:
