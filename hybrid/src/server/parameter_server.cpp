@@ -16,8 +16,12 @@
 //   Rows of a step that is not applied are not evicted: the step of a row is at least that of its last lookup, and
 //   begin_step() protects rows from step num_applied on.
 //   A key whose row is gone is skipped with its gradient, and the others keep theirs.
-//   One mutex guards all, so no reader sees half an update.
+//   Rows are read and trained by calls of ConcurrentTable, so no reader sees half an update.
 //   A request that throws has changed nothing. If an update throws, the server has failed and answers nothing more.
+// Threads: each link has one, and their requests share `requests_`. They hold `mutex_` while they look at steps and
+// batches,
+//   not while they use tables. One of them at a time applies steps (advance()). A generation begins, and tables are
+//   made, by a request that is alone.
 // Complexity: O(K dim) for K keys of a request or a step. Memory: keys of the batches in the window, and parts that
 // wait.
 
@@ -30,36 +34,28 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <shared_mutex>
 #include <span>
+#include <utility>
 
 namespace headway::hybrid {
 
 namespace {
 
-template <class Element>
-std::vector<Element> copy_of(std::span<Element const> elements) {
-  return {elements.begin(), elements.end()};
-}
+embedding::Keys view_of(KeyList const& keys) { return {.ids = keys.ids, .tables = keys.tables, .counts = keys.counts}; }
 
 }  // namespace
 
-struct ParameterServer::Keys {
-  std::vector<std::uint64_t> ids;
-  std::vector<std::uint32_t> tables, counts;
-
-  [[nodiscard]] embedding::Keys view() const { return {.ids = ids, .tables = tables, .counts = counts}; }
-};
-
 struct ParameterServer::Batch {
-  std::vector<Keys> keys;  ///< (merged tables) Empty for a void notice that came without a lookup.
-  /// (merged tables) Gradients of each key, or empty; set when the part has come.
-  std::vector<std::vector<float>> gradients{};
-  std::vector<double> rates{};  ///< (merged tables)
+  Body lookup{}, part{};             ///< Messages that the views below are of.
+  std::vector<KeyList> keys{};       ///< (merged tables)
+  std::vector<PartValues> values{};  ///< (merged tables) Empty until the part has come.
+  bool is_answered = false;
 };
 
 struct ParameterServer::Sums {
   embedding::UniqueBlocks keys{};
-  embedding::Block<embedding::RowId> rows{};
   embedding::Block<float> values{};  ///< (keys, dim); empty: no worker has gradients.
   double rate = 0;
 };
@@ -69,17 +65,19 @@ ParameterServer::ParameterServer(ParameterServerOptions options)
 ParameterServer::~ParameterServer() = default;
 
 void ParameterServer::handle(Request& request) {
-  std::lock_guard const lock(mutex_);
-  if (!failure_.empty()) return request.refuse(ReplyCode::kFailed, "the server has failed: " + failure_);
-  switch (static_cast<ServerRequest>(request.kind())) {
-    case ServerRequest::kConfigure:
-      return configure(request);
-    case ServerRequest::kBeginGeneration:
-      return begin_generation(request);
+  auto const kind = static_cast<ServerRequest>(request.kind());
+  if (kind == ServerRequest::kConfigure || kind == ServerRequest::kBeginGeneration) {
+    std::lock_guard const alone(requests_);
+    if (is_refused_as_failed(request)) return;
+    return kind == ServerRequest::kConfigure ? configure(request) : begin_generation(request);
+  }
+  std::shared_lock const together(requests_);
+  if (is_refused_as_failed(request)) return;
+  switch (kind) {
     case ServerRequest::kRead:
       return read(request);
     case ServerRequest::kStatus:
-      return request.reply(encode_status(status_locked()));
+      return request.reply(encode_status(present_status()));
     case ServerRequest::kLookup:
     case ServerRequest::kPart:
     case ServerRequest::kVoid:
@@ -88,30 +86,35 @@ void ParameterServer::handle(Request& request) {
     default:
       throw base::UsageError("a parameter server has no requests of kind " + std::to_string(request.kind()));
   }
-  expect_running();
+  base::expects(!configuration_.empty(), "the server has no tables yet");
+  base::expects(ledger_.has_value(), "no generation has begun");
   if (request.generation() != generation_) {
     base::expects(request.generation() < generation_, "generation " + std::to_string(request.generation()) +
                                                           " has not begun; this is " + std::to_string(generation_));
     return request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(request.generation()) +
                                                          " has ended; this is " + std::to_string(generation_));
   }
-  switch (static_cast<ServerRequest>(request.kind())) {
+  switch (kind) {
     case ServerRequest::kLookup:
       return look_up(request);
     case ServerRequest::kPart:
       return take_part(request);
     case ServerRequest::kVoid:
       return take_void(request);
-    default:
+    default: {
+      std::unique_lock lock(mutex_);
       ledger_->end_at(decode_batch(request.body()).step);
       request.reply({});
-      return advance();
+      return advance(lock);
+    }
   }
 }
 
-void ParameterServer::expect_running() const {
-  base::expects(!configuration_.empty(), "the server has no tables yet");
-  base::expects(ledger_.has_value(), "no generation has begun");
+bool ParameterServer::is_refused_as_failed(Request& request) const {
+  std::lock_guard const lock(mutex_);
+  if (failure_.empty()) return false;
+  request.refuse(ReplyCode::kFailed, "the server has failed: " + failure_);
+  return true;
 }
 
 void ParameterServer::configure(Request& request) {
@@ -119,10 +122,10 @@ void ParameterServer::configure(Request& request) {
   auto merged = decode_tables(body);
   if (configuration_.empty()) {
     base::expects(!merged.empty(), "a server needs at least one table");
-    std::vector<std::unique_ptr<embedding::Table>> tables;
+    std::vector<std::unique_ptr<embedding::ConcurrentTable>> tables;
     for (auto& each : merged) {
       each.options.thread_pool = options_.thread_pool;
-      tables.push_back(embedding::make_cpu_table(each.options));
+      tables.push_back(embedding::make_concurrent_table(each.options));
     }
     for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
     merged_ = std::move(merged);
@@ -170,12 +173,12 @@ void ParameterServer::begin_generation(Request& request) {
   ledger_.emplace(std::move(ledger));
   generation_ = request.generation();
   token_ = token;
-  begin_table_step();
+  begin_table_step(options.first_step);
   request.reply({});
 }
 
-void ParameterServer::begin_table_step() {
-  auto const oldest = static_cast<std::uint32_t>(ledger_->num_applied());
+void ParameterServer::begin_table_step(std::uint64_t num_applied) {
+  auto const oldest = static_cast<std::uint32_t>(num_applied);
   // Steps of a table never go back, and those of a later generation may.
   table_step_ = std::max(table_step_, oldest + ledger_->options().staleness);
   for (auto const& table : tables_) table->begin_step(table_step_, oldest);
@@ -202,14 +205,14 @@ void ParameterServer::expect_keys(std::string const& name, std::span<KeyList con
 }
 
 void ParameterServer::look_up(Request& request) {
-  auto const decoded = decode_lookup(request.body(), tables_.size());
+  auto decoded = decode_lookup(request.body(), tables_.size());
   auto const& batch = decoded.batch;
   expect_keys(to_string(batch), decoded.tables);
-  Batch made;
-  for (auto const& keys : decoded.tables) {
-    made.keys.push_back({.ids = copy_of(keys.ids), .tables = copy_of(keys.tables), .counts = copy_of(keys.counts)});
-  }
+  auto made = std::make_shared<Batch>();
+  made->lookup = request.take_body();
+  made->keys = std::move(decoded.tables);
   BatchKey const id{batch.step, batch.worker};
+  std::unique_lock lock(mutex_);
   auto const [entry, is_new] = batches_.try_emplace(id);
   try {
     ledger_->add_lookup(batch.step, batch.worker);
@@ -223,26 +226,36 @@ void ParameterServer::look_up(Request& request) {
     held_.emplace(id, std::move(request));
     return;
   }
-  answer(id, request);
-  advance();  // In exact order, parts may have waited for this answer.
+  answer(id, request, lock);
+  advance(lock);  // In exact order, parts may have waited for this answer.
 }
 
 // A batch that cannot be answered stays, so a void notice can end it.
-void ParameterServer::answer(BatchKey id, Request& request) {
+void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std::mutex>& lock) {
   auto const [step, worker] = id;
+  auto const name = to_string(BatchId{.step = step, .worker = worker});
+  auto const batch = batches_.at(id);
+  auto const num_missing = step - std::min(step, ledger_->num_applied());
+  lock.unlock();
   Body body;
+  std::string error;
   try {
-    body = rows_of(batches_.at(id).keys);
-  } catch (std::exception const& error) {
-    return request.refuse(ReplyCode::kFailed, to_string(BatchId{.step = step, .worker = worker}) +
-                                                  ": its rows cannot be read: " + error.what());
+    body = rows_of(batch->keys, true);
+  } catch (std::exception const& caught) {
+    error = caught.what();
   }
-  ++counts_.staleness[step - std::min(step, ledger_->num_applied())];
+  lock.lock();
+  if (!error.empty()) return request.refuse(ReplyCode::kFailed, name + ": its rows cannot be read: " + error);
+  if (auto const found = batches_.find(id); found == batches_.end() || found->second != batch) {
+    return request.refuse(ReplyCode::kFailed, name + ": it is void");
+  }
+  batch->is_answered = true;
+  ++counts_.staleness[num_missing];
   ledger_->count_answer(step, worker);
   request.reply(std::move(body));
 }
 
-Body ParameterServer::rows_of(std::span<Keys const> keys) {
+Body ParameterServer::rows_of(std::span<KeyList const> keys, bool are_trained) {
   std::size_t num_floats = 0;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     num_floats += keys[merged].ids.size() * tables_[merged]->dim();
@@ -250,13 +263,23 @@ Body ParameterServer::rows_of(std::span<Keys const> keys) {
   Body body(num_floats * sizeof(float));
   std::span<float> out(reinterpret_cast<float*>(body.data()), num_floats);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const of_table = keys[merged].view();
-    if (of_table.size() == 0) continue;
-    auto const rows = device_->block<embedding::RowId>(of_table.size());
-    auto const values = out.first(of_table.size() * tables_[merged]->dim());
-    tables_[merged]->find_or_insert(of_table, rows.span, {});
-    tables_[merged]->gather(of_table, rows.span, values);
+    auto const of_table = view_of(keys[merged]);
+    auto& table = *tables_[merged];
+    auto const values = out.first(of_table.size() * table.dim());
     out = out.subspan(values.size());
+    if (of_table.size() == 0) continue;
+    if (are_trained) {
+      table.read_or_insert(of_table, values);
+      continue;
+    }
+    auto const reads_zeros = merged_[merged].reads_unknown_as_zeros;
+    std::vector<embedding::KeyStatus> statuses(reads_zeros ? of_table.size() : 0);
+    table.read(of_table, values, statuses);
+    for (std::size_t i = 0; i < statuses.size(); ++i) {
+      if (statuses[i] == embedding::KeyStatus::kAbsent) {
+        std::ranges::fill(values.subspan(i * table.dim(), table.dim()), 0.0F);
+      }
+    }
   }
   return body;
 }
@@ -265,83 +288,70 @@ void ParameterServer::read(Request& request) {
   base::expects(!configuration_.empty(), "the server has no tables yet");
   auto const decoded = decode_lookup(request.body(), tables_.size());
   expect_keys("a read", decoded.tables);
-  std::size_t num_floats = 0;
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    num_floats += decoded.tables[merged].ids.size() * tables_[merged]->dim();
-  }
-  Body body(num_floats * sizeof(float));
-  std::span<float> out(reinterpret_cast<float*>(body.data()), num_floats);
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const& list = decoded.tables[merged];
-    embedding::Keys const keys{.ids = list.ids, .tables = list.tables, .counts = list.counts};
-    auto const& table = *tables_[merged];
-    if (keys.size() == 0) continue;
-    auto const rows = device_->block<embedding::RowId>(keys.size());
-    auto const values = out.first(keys.size() * table.dim());
-    table.find(keys, rows.span, {});
-    table.gather(keys, rows.span, values);
-    if (merged_[merged].reads_unknown_as_zeros) device_->mask_rows(rows.span, table.dim(), values);
-    out = out.subspan(values.size());
-  }
+  std::unique_lock lock(mutex_);
+  wait_for_step(lock);
   ++counts_.reads;
-  request.reply(std::move(body));
+  lock.unlock();
+  request.reply(rows_of(decoded.tables, false));
 }
 
 void ParameterServer::take_part(Request& request) {
-  auto const part = decode_part(request.body(), tables_.size());
-  auto const& batch = part.batch;
-  BatchKey const id{batch.step, batch.worker};
-  auto const found = batches_.find(id);
-  base::expects(batch.step < ledger_->num_applied() || found != batches_.end(),
-                to_string(batch) + ": it was not looked up");
-  base::expects(!held_.contains(id), to_string(batch) + ": its lookup has not been answered");
+  auto part = decode_part(request.body(), tables_.size());
+  auto const name = to_string(part.batch);
+  BatchKey const id{part.batch.step, part.batch.worker};
+  auto const find_batch = [&] {  // The caller holds mutex_.
+    auto const found = batches_.find(id);
+    base::expects(part.batch.step < ledger_->num_applied() || found != batches_.end(), name + ": it was not looked up");
+    base::expects(found == batches_.end() || found->second->is_answered, name + ": its lookup has not been answered");
+    return found == batches_.end() ? nullptr : found->second;
+  };
+  std::unique_lock lock(mutex_);
+  auto const batch = find_batch();
+  lock.unlock();
   bool is_finite = true;
-  for (std::size_t merged = 0; merged < tables_.size() && found != batches_.end(); ++merged) {
+  for (std::size_t merged = 0; merged < tables_.size() && batch != nullptr; ++merged) {
     auto const& values = part.tables[merged];
-    auto const size = values.gradients.size();
-    auto const expected = found->second.keys[merged].ids.size() * tables_[merged]->dim();
-    base::expects(size == 0 || size == expected, to_string(batch) + ": merged table " + std::to_string(merged) +
-                                                     " has " + std::to_string(size) + " gradients instead of " +
+    auto const size = values.gradients.size(), expected = batch->keys[merged].ids.size() * tables_[merged]->dim();
+    base::expects(size == 0 || size == expected, name + ": merged table " + std::to_string(merged) + " has " +
+                                                     std::to_string(size) + " gradients instead of " +
                                                      std::to_string(expected));
-    base::expects(std::isfinite(values.rate), to_string(batch) + ": a learning rate is not finite");
+    base::expects(std::isfinite(values.rate), name + ": a learning rate is not finite");
     float mark = 1;
     if (size > 0) device_->mark_finite(values.gradients, &mark);
     is_finite = is_finite && mark == 1;
   }
-  base::expects(is_finite || !options_.is_strict, to_string(batch) + ": a gradient is not finite");
+  base::expects(is_finite || !options_.is_strict, name + ": a gradient is not finite");
+  lock.lock();
   expect_rates(part);
-  std::vector<std::vector<float>> gradients;
-  std::vector<double> rates;
-  for (auto const& values : part.tables) {
-    gradients.push_back(copy_of(values.gradients));
-    rates.push_back(values.rate);
-  }
-  ledger_->add_part(batch.step, batch.worker);
+  base::expects(find_batch() == batch, name + ": it is void");
+  ledger_->add_part(part.batch.step, part.batch.worker);
   if (is_finite) {
-    found->second.gradients = std::move(gradients);
-    found->second.rates = std::move(rates);
+    batch->part = request.take_body();
+    batch->values = std::move(part.tables);
     ++counts_.parts;
   } else {
     ++counts_.void_not_finite;
-    batches_.erase(found);
+    batches_.erase(id);
   }
   request.reply({});
-  advance();
+  advance(lock);
 }
 
 void ParameterServer::expect_rates(DecodedPart const& part) const {
   for (auto each = batches_.lower_bound({part.batch.step, 0});
        each != batches_.end() && each->first.first == part.batch.step; ++each) {
-    for (std::size_t merged = 0; merged < each->second.rates.size(); ++merged) {
-      base::expects(each->second.rates[merged] == part.tables[merged].rate,
-                    to_string(part.batch) + ": worker " + std::to_string(each->first.second) +
-                        " has another learning rate in this step");
+    auto const& values = each->second->values;
+    for (std::size_t merged = 0; merged < values.size(); ++merged) {
+      base::expects(values[merged].rate == part.tables[merged].rate, to_string(part.batch) + ": worker " +
+                                                                         std::to_string(each->first.second) +
+                                                                         " has another learning rate in this step");
     }
   }
 }
 
 void ParameterServer::take_void(Request& request) {
   auto const batch = decode_batch(request.body());
+  std::unique_lock lock(mutex_);
   ledger_->add_part(batch.step, batch.worker);
   BatchKey const id{batch.step, batch.worker};
   if (auto const held = held_.find(id); held != held_.end()) {
@@ -356,16 +366,34 @@ void ParameterServer::take_void(Request& request) {
   } else {
     held_voids_.emplace(id, std::move(request));
   }
-  advance();
+  advance(lock);
 }
 
-void ParameterServer::advance() noexcept {
+void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
+  if (is_advancing_ || !failure_.empty()) return;  // Who advances looks again.
+  is_advancing_ = true;
   try {
     while (ledger_->may_apply()) {
-      apply_step();
+      auto const step = ledger_->num_applied();
+      std::vector<std::shared_ptr<Batch>> batches;
+      for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
+        if (!each->second->values.empty()) batches.push_back(each->second);
+      }
+      lock.unlock();
+      try {
+        apply_step(step, batches);
+        // Before lookups of the next step are answered, since it keeps their rows from eviction.
+        begin_table_step(step + 1);
+      } catch (...) {
+        lock.lock();
+        throw;
+      }
+      lock.lock();
+      batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
       ledger_->finish_step();
-      begin_table_step();
-      answer_held();
+      answer_held(lock);
+      ++num_advanced_;
+      step_ended_.notify_all();
     }
   } catch (std::exception const& error) {
     failure_ = "step " + std::to_string(ledger_->num_applied()) + " could not be applied: " + error.what();
@@ -373,64 +401,66 @@ void ParameterServer::advance() noexcept {
     held_.clear();
     held_voids_.clear();
   }
+  is_advancing_ = false;
+  step_ended_.notify_all();
 }
 
-void ParameterServer::answer_held() {
+void ParameterServer::wait_for_step(std::unique_lock<std::mutex>& lock) const {
+  step_ended_.wait(lock, [this, before = num_advanced_] { return !is_advancing_ || num_advanced_ > before; });
+}
+
+void ParameterServer::answer_held(std::unique_lock<std::mutex>& lock) {
   while (!held_voids_.empty() && ledger_->may_answer(held_voids_.begin()->first.first)) {
     held_voids_.extract(held_voids_.begin()).mapped().reply({});
   }
   while (!held_.empty() && ledger_->may_answer(held_.begin()->first.first)) {
     auto held = held_.extract(held_.begin());
-    answer(held.key(), held.mapped());
+    answer(held.key(), held.mapped(), lock);
   }
 }
 
-// Sums and rows of all tables are made before the first update, since that may fail.
-void ParameterServer::apply_step() {
-  auto const step = ledger_->num_applied();
+// The sums of all tables are made before the first update, since that may fail.
+void ParameterServer::apply_step(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches) {
   std::vector<Sums> all;
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) all.push_back(sums_of(merged));
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) all.push_back(sums_of(merged, batches));
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     auto const& sums = all[merged];
     if (sums.values.empty()) continue;
-    tables_[merged]->update(sums.keys.keys(), sums.rows.span, sums.values.span,
-                            {.learning_rate = sums.rate, .number = step + 1});
+    tables_[merged]->update_keys(sums.keys.keys(), sums.values.span, {.learning_rate = sums.rate, .number = step + 1});
   }
-  batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
 }
 
-ParameterServer::Sums ParameterServer::sums_of(std::size_t merged) {
-  auto const step = ledger_->num_applied();
+ParameterServer::Sums ParameterServer::sums_of(std::size_t merged, std::span<std::shared_ptr<Batch> const> batches) {
   std::vector<embedding::KeyValues> pieces;
   double rate = 0;
-  for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
-    auto const& batch = each->second;
-    if (batch.gradients.empty() || batch.gradients[merged].empty()) continue;
-    if (pieces.empty()) rate = batch.rates[merged];
-    pieces.push_back({.keys = batch.keys[merged].view(), .values = batch.gradients[merged]});
+  for (auto const& batch : batches) {
+    auto const& values = batch->values[merged];
+    if (values.gradients.empty()) continue;
+    if (pieces.empty()) rate = values.rate;
+    pieces.push_back({.keys = view_of(batch->keys[merged]), .values = values.gradients});
   }
   if (pieces.empty()) return {};
-  auto const& table = *tables_[merged];
-  auto const all = device_->concatenate(pieces, table.dim());
+  auto const dim = tables_[merged]->dim();
+  auto const all = device_->concatenate(pieces, dim);
   Sums sums{.keys = device_->deduplicate(all.keys()), .rate = rate};
-  auto const num_rows = sums.keys.num_rows();
-  sums.values = device_->block<float>(num_rows * table.dim());
-  device_->reduce(sums.keys, {}, table.dim(), all.values.span, sums.values.span);
-  sums.rows = device_->block<embedding::RowId>(num_rows);
-  table.find(sums.keys.keys(), sums.rows.span, {});
+  sums.values = device_->block<float>(sums.keys.num_rows() * dim);
+  device_->reduce(sums.keys, {}, dim, all.values.span, sums.values.span);
   return sums;
 }
 
 ServerStatus ParameterServer::status() const {
-  std::lock_guard const lock(mutex_);
-  return status_locked();
+  std::shared_lock const together(requests_);
+  return present_status();
 }
 
-ServerStatus ParameterServer::status_locked() const {
+ServerStatus ParameterServer::present_status() const {
+  std::unique_lock lock(mutex_);
+  wait_for_step(lock);
   ServerStatus status = counts_;
   status.generation = generation_;
   status.num_applied = ledger_ ? ledger_->num_applied() : 0;
   status.held = held_.size();
+  lock.unlock();
   for (auto const& table : tables_) {
     auto const counts = table->statistics();
     auto const size = table->size();

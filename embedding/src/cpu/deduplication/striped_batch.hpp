@@ -37,7 +37,11 @@ class StripedBatch {
   [[nodiscard]] Hash hash(std::size_t i) const { return hashes_[i]; }
   /// Positions in the batch of the keys of a stripe, ascending.
   [[nodiscard]] std::span<std::size_t const> of_stripe(std::size_t stripe) const {
-    return std::span(order_).subspan(stripe_offsets_[stripe], stripe_offsets_[stripe + 1] - stripe_offsets_[stripe]);
+    return of_stripes(stripe, stripe + 1);
+  }
+  /// The same for stripes [first, end), one stripe after the other.
+  [[nodiscard]] std::span<std::size_t const> of_stripes(std::size_t first, std::size_t end) const {
+    return std::span(order_).subspan(stripe_offsets_[first], stripe_offsets_[end] - stripe_offsets_[first]);
   }
   /// Calls `visit(stripe)` for each stripe; on all threads if the batch has more than ThreadPool::kRangeSize keys.
   template <class Visit>

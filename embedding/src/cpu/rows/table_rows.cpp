@@ -41,8 +41,7 @@ void TableRows::clear() {
 
 RowId TableRows::Allocator::allocate(Precision precision) {
   RowId const id = allocators_[number_of(precision)].allocate();
-  assert(id != RowId::kNone && "rows were reserved");
-  return row_id(precision, static_cast<std::uint32_t>(id));
+  return id == RowId::kNone ? id : row_id(precision, static_cast<std::uint32_t>(id));
 }
 
 void TableRows::Allocator::free(RowId id) noexcept { allocators_[number_of(precision_of(id))].free(plain(id)); }

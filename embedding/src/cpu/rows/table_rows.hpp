@@ -29,7 +29,7 @@ class TableRows {
   class Allocator {
    public:
     explicit Allocator(TableRows& rows) : allocators_{RowAllocator(rows.stores_[0]), RowAllocator(rows.stores_[1])} {}
-    /// A row of those that were reserved. @throws std::bad_alloc, without any change
+    /// A row of those that were reserved; kNone if they are used up. @throws std::bad_alloc, without any change
     [[nodiscard]] RowId allocate(Precision precision);
     void free(RowId id) noexcept;
 

@@ -17,6 +17,9 @@
 namespace headway::embedding {
 
 std::unique_ptr<Table> make_cpu_table(TableOptions const& options) { return std::make_unique<CpuTable>(options); }
+std::unique_ptr<ConcurrentTable> make_concurrent_table(TableOptions const& options) {
+  return std::make_unique<CpuTable>(options);
+}
 
 CpuTable::CpuTable(TableOptions const& options)
     : options_(checked(options)),
@@ -39,6 +42,7 @@ std::size_t CpuTable::state_size() const {
 
 TableSize CpuTable::size() const {
   std::shared_lock const lock(mutex_);
+  std::lock_guard const alone(calls_);
   return size_locked();
 }
 
@@ -55,6 +59,11 @@ TableSize CpuTable::size_locked() const {
 
 TableStatistics CpuTable::statistics() const {
   std::shared_lock const lock(mutex_);
+  std::lock_guard const alone(calls_);
+  return statistics_locked();
+}
+
+TableStatistics CpuTable::statistics_locked() const {
   TableStatistics sum;
   for (auto const& stripe : stripes_) {
     auto const& part = stripe.statistics;
@@ -73,7 +82,8 @@ TableStatistics CpuTable::statistics() const {
 
 std::uint64_t CpuTable::generation() const {
   // Each of these counters grows when a row was removed or moved; their sum grows whenever one of them does.
-  auto const counts = statistics();
+  std::shared_lock const lock(mutex_);
+  auto const counts = statistics_locked();
   return counts.erased + counts.evicted + counts.expired + counts.promoted + counts.demoted;
 }
 

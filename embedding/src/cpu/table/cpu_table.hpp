@@ -8,15 +8,19 @@
 #include "cpu/index/staged_find.hpp"
 #include "cpu/rows/table_rows.hpp"
 #include "cpu/table/eviction_queue.hpp"
+#include "cpu/table/stripe_locks.hpp"
+#include "headway/base/fair_shared_mutex.hpp"
 #include "headway/base/thread_pool.hpp"
-#include "headway/embedding/table.hpp"
+#include "headway/embedding/concurrent_table.hpp"
 #include "stripe_map.hpp"
 #include "table_options.hpp"
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -31,9 +35,10 @@ namespace headway::embedding {
 /// call that changes the table sorts its batch by stripe, stably, and gives whole stripes to threads. So a stripe needs
 /// no lock, and the result does not depend on the number of threads. Calls that only read cut the batch into ranges.
 ///
-/// Locks: `mutex_` is held exclusively by calls that change the table and shared by readers. SegmentPool and RowStore
-/// have a lock each, taken last.
-class CpuTable final : public Table {
+/// Locks: calls of Table hold `mutex_`, exclusively if they change the table. Calls of ConcurrentTable share `calls_`,
+/// and lock the stripes that they use (cpu_table_concurrent.cpp); calls of Table that may overlap with them also hold
+/// `calls_`, exclusively. SegmentPool and RowStore have a lock each, taken last.
+class CpuTable final : public ConcurrentTable {
  public:
   explicit CpuTable(TableOptions const& options);
 
@@ -64,6 +69,9 @@ class CpuTable final : public Table {
   void import_records(Records const& records, std::span<KeyStatus> statuses) override;
   void import_pending(Records const& records) override;
   std::size_t evict_beyond_limit() override;
+  void read(Keys const& keys, std::span<float> out, std::span<KeyStatus> statuses) const override;
+  void read_or_insert(Keys const& keys, std::span<float> out) override;
+  void update_keys(Keys const& keys, std::span<float const> gradients, kernels::OptimizerStep const& step) override;
 
  private:
   /// Prefetch distances: in buckets of the key index, and in rows.
@@ -134,7 +142,17 @@ class CpuTable final : public Table {
   void count_lookup(RowMetadata& metadata, std::uint32_t count) const;
   /// Import plan of a batch. If no row can be cold, counts decide nothing: all records are written in order.
   [[nodiscard]] LastOfEach last_of_each(Records const& records);
+  /// Row of a key after an insertion, and how it got it.
+  struct Visited {
+    RowId row;
+    KeyStatus status;
+  };
+  /// Inserts or counts key `i` of a batch.
+  /// @param is_refused the key gets no row if it has none
+  /// @returns status kNoRoom without any change if the reserved rows are used up
+  Visited visit_key(Stripe& stripe, Key key, Hash hash, Lookups const& lookups, std::size_t i, bool is_refused);
   /// Allocates and initialises the row of a key that was looked up `count` times.
+  /// @returns kEmpty if the reserved rows are used up
   [[nodiscard]] RowWord make_row(Stripe& stripe, Key key, std::uint32_t count);
   /// Counts a lookup of an existing row, and promotes it to float32 if it is due.
   void look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count);
@@ -145,6 +163,11 @@ class CpuTable final : public Table {
   /// @returns the number of rows that the batch asks for
   std::size_t plan_insertions(Keys const& keys, Lookups const& lookups, std::size_t room);
   void free_row(Stripe& stripe, RowWord word);
+  /// Adds to the rows of a stripe. Its lock guards them, but promise() reads those of all stripes without locks.
+  static void add_rows(Stripe& stripe, std::ptrdiff_t count) {
+    std::atomic_ref const rows(stripe.num_rows);
+    rows.store(rows.load(std::memory_order_relaxed) + static_cast<std::size_t>(count), std::memory_order_relaxed);
+  }
   /// Moves a row to the other precision.
   void change_precision(Stripe& stripe, Key key, RowWord& word);
   [[nodiscard]] bool is_in_use(RowMetadata const& metadata) const { return metadata.step >= oldest_in_use_; }
@@ -226,8 +249,24 @@ class CpuTable final : public Table {
   /// Lists the keys of a range of buckets for whose word `wanted(word)` holds.
   template <class Wanted>
   [[nodiscard]] Records list(std::uint32_t first_bucket, std::uint32_t end_bucket, Wanted wanted) const;
-  /// size() for a caller that holds `mutex_`.
+  /// size() and statistics() for a caller that holds the locks.
   [[nodiscard]] TableSize size_locked() const;
+  [[nodiscard]] TableStatistics statistics_locked() const;
+
+  // Calls that may overlap; cpu_table_concurrent.cpp explains them.
+  class BorrowedBatch;
+  static constexpr std::size_t kMostSpareBatches = 16;
+  /// Row of a key; kNone if it has none, or an expired one.
+  [[nodiscard]] RowId find_live(Stripe const& stripe, Key key, Hash hash) const {
+    RowId const row = row_of(stripe.index.find(key, hash));
+    return row != RowId::kNone && is_expired(rows_.metadata(row)) ? RowId::kNone : row;
+  }
+  /// Calls `use(stripe, i, find(stripe, i, hash))` for each key `i`, under the lock of its stripe.
+  template <class Self, class Find, class Use>
+  static void under_locks(Self& self, Keys const& keys, Find find, Use use);
+  class Promise;
+  /// read_or_insert() beside other calls. @returns positions of the keys that it could not insert, in no order
+  [[nodiscard]] std::vector<std::size_t> insert_beside_others(Keys const& keys, std::span<float> out);
 
   TableOptions options_;
   KeyKernels const& key_kernels_ = usable_key_kernels().back();
@@ -243,9 +282,14 @@ class CpuTable final : public Table {
   std::vector<RowWord> words_;    ///< (keys) Scratch: words of the keys before the insertion.
   /// Present step. Rows looked up in step oldest_in_use_ or later are in use.
   std::uint32_t step_ = 0, oldest_in_use_ = 0;
-  std::uint32_t newest_step_ = 0;  ///< Newest step of an imported row.
-  EvictionHorizon horizon_;        ///< Rows with a score below it are queued.
-  std::size_t num_first_ = 0;      ///< Entries of all queues in use (EvictionQueue::size()) when the horizon advanced.
+  std::uint32_t newest_step_ = 0;        ///< Newest step of an imported row.
+  EvictionHorizon horizon_;              ///< Rows with a score below it are queued.
+  mutable base::FairSharedMutex calls_;  ///< Shared by calls that may overlap.
+  mutable StripeLocks locks_;
+  std::atomic<std::size_t> num_promised_ = 0;  ///< Keys that calls under way may insert.
+  mutable std::mutex spare_mutex_;             ///< Guards spare_batches_.
+  mutable std::vector<std::unique_ptr<StripedBatch>> spare_batches_;
+  std::size_t num_first_ = 0;  ///< Entries of all queues in use (EvictionQueue::size()) when the horizon advanced.
 };
 
 template <class Announce, class Visit>

@@ -30,6 +30,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -112,15 +113,47 @@ void CpuTable::insert_or_assign(Keys const& keys, std::span<float const> embeddi
       });
 }
 
+CpuTable::Visited CpuTable::visit_key(Stripe& stripe, Key key, Hash hash, Lookups const& lookups, std::size_t i,
+                                      bool is_refused) {
+  auto status = KeyStatus::kFound;
+  // The function runs only if the key is absent. It decides what the new slot holds; kEmpty inserts nothing.
+  auto* const word = stripe.index.find_or_insert(key, hash, [&] {
+    if (is_refused) return RowWord::kEmpty;
+    if (lookups.count(i) < lookups.min_count) {
+      ++stripe.num_pending;
+      return pending_word(0);
+    }
+    status = KeyStatus::kInserted;
+    return make_row(stripe, key, lookups.count(i));
+  });
+  // Either a new key that gets no row, a pending key that may reach min_count now, or a key that had a row.
+  if (word == nullptr) return {RowId::kNone, KeyStatus::kNoRoom};
+  if (is_pending(*word)) {
+    std::uint32_t const count = saturating_sum(pending_count_of(*word), lookups.count(i));
+    if (count < lookups.min_count || is_refused) {
+      *word = pending_word(count);
+      return {RowId::kNone, is_refused && count >= lookups.min_count ? KeyStatus::kNoRoom : KeyStatus::kPending};
+    }
+    auto const made = make_row(stripe, key, count);
+    if (made == RowWord::kEmpty) return {RowId::kNone, KeyStatus::kNoRoom};
+    *word = made;
+    --stripe.num_pending;
+    return {row_of(made), KeyStatus::kInserted};
+  }
+  if (status == KeyStatus::kFound) look_up(stripe, key, *word, lookups.count(i));
+  return {row_of(*word), status};
+}
+
 RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
   auto const precision = is_cold(count) ? Precision::kBfloat16 : Precision::kFloat32;
   RowId const row = stripe.rows.allocate(precision);
+  if (row == RowId::kNone) return RowWord::kEmpty;
   rows_.initialise(row, key, options_.initializer, stripe.scratch);
   auto& metadata = rows_.metadata(row);
   metadata.count = count;
   metadata.step = step_;
   if (precision == Precision::kBfloat16) ++stripe.num_cold;
-  ++stripe.num_rows;
+  add_rows(stripe, 1);
   ++stripe.statistics.inserted;
   queue_new_row(stripe, key, metadata);
   return RowWord{static_cast<std::uint32_t>(row)};
@@ -140,6 +173,7 @@ void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t cou
 void CpuTable::change_precision(Stripe& stripe, Key key, RowWord& word) {
   bool const is_promotion = precision_of(row_of(word)) == Precision::kBfloat16;
   RowId const to = stripe.rows.allocate(is_promotion ? Precision::kFloat32 : Precision::kBfloat16);
+  assert(to != RowId::kNone && "rows were reserved");
   rows_.move(row_of(word), to, key, step_, stripe.scratch);
   stripe.rows.free(row_of(word));
   word = RowWord{static_cast<std::uint32_t>(to)};

@@ -52,6 +52,7 @@ std::optional<Score> last_of_least(std::vector<std::vector<Score>>& parts, NumWa
 
 void CpuTable::begin_step(std::uint32_t step, std::uint32_t oldest_in_use) {
   std::lock_guard const lock(mutex_);
+  std::lock_guard const alone(calls_);
   expect_step(step_, step, oldest_in_use);
   auto const before = std::exchange(step_, step);
   oldest_in_use_ = oldest_in_use;
@@ -206,7 +207,7 @@ void CpuTable::remove_expired_of(Keys const& keys) {
 void CpuTable::free_row(Stripe& stripe, RowWord word) {
   if (precision_of(row_of(word)) == Precision::kBfloat16) --stripe.num_cold;
   stripe.rows.free(row_of(word));
-  --stripe.num_rows;
+  add_rows(stripe, -1);
 }
 
 }  // namespace headway::embedding

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/fair_shared_mutex.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/batch_device.hpp"
+#include "headway/embedding/concurrent_table.hpp"
 #include "headway/hybrid/requests.hpp"
 #include "headway/hybrid/server_messages.hpp"
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -43,47 +46,59 @@ class ParameterServer {
   [[nodiscard]] ServerStatus status() const;
 
  private:
-  struct Keys;   // Keys of a batch in a merged table.
-  struct Batch;  // A batch that was looked up, or a part of it that waits for its step.
+  struct Batch;  // A batch that was looked up, and its part once that has come.
   struct Sums;   // The gradients of a step in a merged table, added by key.
   using BatchKey = std::pair<std::uint64_t, std::uint32_t>;  ///< Step, worker.
 
-  // All of these are called with mutex_ locked.
+  // Requests that are alone.
   void configure(Request& request);
   void begin_generation(Request& request);
+  // Requests that share requests_. Those below take mutex_ for a moment.
   void look_up(Request& request);
   void take_part(Request& request);
-  /// @throws base::UsageError if another part of the same step has other learning rates
-  void expect_rates(DecodedPart const& part) const;
   void take_void(Request& request);
   void read(Request& request);
-  /// @throws base::UsageError unless there are tables and a generation
-  void expect_running() const;
-  void answer(BatchKey id, Request& request);
-  [[nodiscard]] Body rows_of(std::span<Keys const> keys);
+  [[nodiscard]] bool is_refused_as_failed(Request& request) const;
+  [[nodiscard]] ServerStatus present_status() const;
+  /// Rows of a batch. @param are_trained the lookup counts, and inserts absent keys
+  [[nodiscard]] Body rows_of(std::span<KeyList const> keys, bool are_trained);
   /// @throws base::UsageError for a key of another table, or too many keys
   void expect_keys(std::string const& name, std::span<KeyList const> tables) const;
+  // Called with mutex_ locked.
+  /// @throws base::UsageError if another part of the same step has other learning rates
+  void expect_rates(DecodedPart const& part) const;
+  // These unlock it while they use tables.
+  void answer(BatchKey id, Request& request, std::unique_lock<std::mutex>& lock);
   /// Applies all steps that are complete, and answers the lookups and void notices that waited for them. If it cannot,
   /// the server has failed: rows may have half of a step.
-  void advance() noexcept;
-  void apply_step();
-  [[nodiscard]] Sums sums_of(std::size_t merged);
-  void answer_held();
-  void begin_table_step();
-  [[nodiscard]] ServerStatus status_locked() const;
+  void advance(std::unique_lock<std::mutex>& lock) noexcept;
+  void answer_held(std::unique_lock<std::mutex>& lock);
+  /// Waits for the end of a step that is being applied, so that who has the answer to a part reads the step's updates.
+  void wait_for_step(std::unique_lock<std::mutex>& lock) const;
+
+  // Called by who advances, without mutex_.
+  void apply_step(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches);
+  [[nodiscard]] Sums sums_of(std::size_t merged, std::span<std::shared_ptr<Batch> const> batches);
+  /// Steps below `num_applied` are applied.
+  void begin_table_step(std::uint64_t num_applied);
 
   ParameterServerOptions options_;
-  mutable std::mutex mutex_;
+  /// Exclusive for requests that are alone. They change configuration_ to ledger_, which others read.
+  mutable base::FairSharedMutex requests_;
   Body configuration_;  ///< The request's body; empty: there are no tables.
   std::vector<embedding::MergedTable> merged_;
   std::vector<std::unordered_set<std::uint32_t>> ids_of_tables_;  ///< (merged tables)
   std::shared_ptr<embedding::BatchDevice> device_;
-  std::vector<std::unique_ptr<embedding::Table>> tables_;
+  std::vector<std::unique_ptr<embedding::ConcurrentTable>> tables_;
   std::uint64_t generation_ = 0;
   std::uint64_t token_ = 0;           ///< Random number of the trainer that has begun it.
+  std::uint32_t table_step_ = 0;      ///< Last step given to Table::begin_step(). Of who advances.
+  mutable std::mutex mutex_;          ///< Guards what follows.
   std::optional<StepLedger> ledger_;  ///< None: no generation has begun.
-  std::uint32_t table_step_ = 0;      ///< Last step given to Table::begin_step().
-  std::map<BatchKey, Batch> batches_;
+  bool is_advancing_ = false;         ///< A thread applies steps.
+  std::uint64_t num_advanced_ = 0;    ///< Steps that it has applied, with the answers that waited for them.
+  mutable std::condition_variable step_ended_;
+  std::map<BatchKey, std::shared_ptr<Batch>> batches_;
   std::map<BatchKey, Request> held_;        ///< Lookups that wait for parts.
   std::map<BatchKey, Request> held_voids_;  ///< Void notices that are counted, and answered when a lookup would be.
   std::string failure_;                     ///< Why the server has failed; empty: it has not.

@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 // Requests over a link (comm::dial(), comm::LinkListener): one end asks, the other answers. Many requests are in
@@ -122,6 +123,8 @@ class Request {
   [[nodiscard]] std::uint32_t kind() const { return kind_; }
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
   [[nodiscard]] std::span<std::byte const> body() const { return body_; }
+  /// Moves the body out. Views of it stay valid; body() is empty.
+  [[nodiscard]] Body take_body() { return std::exchange(body_, {}); }
   /// Answers, from any thread, once. Does nothing if the link has failed. The body is freed.
   void reply(Body body);
   /// @param code not kOk
