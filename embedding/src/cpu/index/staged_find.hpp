@@ -29,17 +29,21 @@
 
 namespace headway::embedding {
 
-/// The key indices of all stripes, for lookups. Valid until one of them changes.
+/// The key indices of stripes, for lookups. Valid until one of them changes.
 class StripeIndices {
  public:
   using Index = KeyIndex<WideBucket>;
+  /// No stripes: set() adds them. Only keys of those may be looked up.
+  explicit StripeIndices(StripeMap const& map) : map_(map), indices_{}, directories_{} {}
+  /// All stripes.
   /// @param index_of function that maps a stripe to a pointer to its index
   template <class IndexOf>
   StripeIndices(StripeMap const& map, IndexOf index_of) : map_(map) {
-    for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) {
-      indices_[stripe] = index_of(stripe);
-      directories_[stripe] = indices_[stripe]->view();
-    }
+    for (std::size_t stripe = 0; stripe < StripeMap::kCount; ++stripe) set(stripe, *index_of(stripe));
+  }
+  void set(std::size_t stripe, Index const& index) {
+    indices_[stripe] = &index;
+    directories_[stripe] = index.view();
   }
   [[nodiscard]] Index const& index_of(Hash hash) const { return *indices_[map_.of(hash)]; }
   [[nodiscard]] StripesView view() const {

@@ -48,7 +48,7 @@ void TableRows::Allocator::free(RowId id) noexcept { allocators_[number_of(preci
 
 void TableRows::prefetch(RowId id) const {
   auto const* const row = store_of(id).row(plain(id));
-  for (std::size_t line = 0; line < store_of(id).row_bytes(); line += kLineBytes) __builtin_prefetch(row + line);
+  for (std::size_t line = 0; line < store_of(id).row_bytes(); line += kLineBytes) __builtin_prefetch(row + line, 0, 2);
 }
 
 void TableRows::read(RowId id, std::span<float> out) const {

@@ -42,7 +42,7 @@ class TableRows {
     bool const is_row = static_cast<std::uint32_t>(id) < 2 * RowStore::kNumIds && plain(id) != RowId::kNone;
     return is_row && static_cast<std::uint32_t>(plain(id)) < store_of(id).num_rows();
   }
-  /// Prefetches the cache lines of a row's embedding and state.
+  /// Prefetches the cache lines of a row's embedding and state into the level 2 cache.
   void prefetch(RowId id) const;
   [[nodiscard]] RowMetadata& metadata(RowId id) const { return store_of(id).metadata(plain(id)); }
   /// (dim) Embedding of a float32 row; null for a bfloat16 row.

@@ -12,6 +12,7 @@
 #include "headway/base/fair_shared_mutex.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/concurrent_table.hpp"
+#include "saturating_sum.hpp"
 #include "stripe_map.hpp"
 #include "table_options.hpp"
 
@@ -140,6 +141,11 @@ class CpuTable final : public ConcurrentTable {
   [[nodiscard]] bool look_up_known(Keys const& keys, std::span<RowId> rows);
   /// Adds `count` lookups in the present step. Threads may count the same row at the same time.
   void count_lookup(RowMetadata& metadata, std::uint32_t count) const;
+  /// The same for a row that no other thread uses.
+  void count_alone(RowMetadata& metadata, std::uint32_t count) const {
+    metadata.count = saturating_sum(metadata.count, count);
+    metadata.step = step_;
+  }
   /// Import plan of a batch. If no row can be cold, counts decide nothing: all records are written in order.
   [[nodiscard]] LastOfEach last_of_each(Records const& records);
   /// Row of a key after an insertion, and how it got it.
@@ -254,14 +260,16 @@ class CpuTable final : public ConcurrentTable {
   [[nodiscard]] TableStatistics statistics_locked() const;
 
   // Calls that may overlap; cpu_table_concurrent.cpp explains them.
-  class BorrowedBatch;
-  static constexpr std::size_t kMostSpareBatches = 16;
-  /// Row of a key; kNone if it has none, or an expired one.
-  [[nodiscard]] RowId find_live(Stripe const& stripe, Key key, Hash hash) const {
-    RowId const row = row_of(stripe.index.find(key, hash));
+  struct SortedKeys;
+  class BorrowedKeys;
+  static constexpr std::size_t kMostSpareKeys = 16;
+  /// Row of a word; kNone if it has none, or an expired one.
+  [[nodiscard]] RowId live_row_of(RowWord word) const {
+    RowId const row = row_of(word);
     return row != RowId::kNone && is_expired(rows_.metadata(row)) ? RowId::kNone : row;
   }
-  /// Calls `use(stripe, i, find(stripe, i, hash))` for each key `i`, under the lock of its stripe.
+  /// Calls `use(stripe, i, word, find(stripe, i, word))` for each key `i`, under the lock of its stripe.
+  /// `word` is that of the key, or was before `find` inserted others of its group.
   template <class Self, class Find, class Use>
   static void under_locks(Self& self, Keys const& keys, Find find, Use use);
   class Promise;
@@ -287,8 +295,8 @@ class CpuTable final : public ConcurrentTable {
   mutable base::FairSharedMutex calls_;  ///< Shared by calls that may overlap.
   mutable StripeLocks locks_;
   std::atomic<std::size_t> num_promised_ = 0;  ///< Keys that calls under way may insert.
-  mutable std::mutex spare_mutex_;             ///< Guards spare_batches_.
-  mutable std::vector<std::unique_ptr<StripedBatch>> spare_batches_;
+  mutable std::mutex spare_mutex_;             ///< Guards spare_keys_.
+  mutable std::vector<std::shared_ptr<SortedKeys>> spare_keys_;
   std::size_t num_first_ = 0;  ///< Entries of all queues in use (EvictionQueue::size()) when the horizon advanced.
 };
 

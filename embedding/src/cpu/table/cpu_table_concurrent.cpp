@@ -4,8 +4,8 @@
 //
 // Idea: a call sorts its keys by stripe. It takes the lock of two stripes, handles their keys, and goes on with the
 // next lock that is free, so that calls of several threads spread over the stripes. It waits for a lock only if all
-// that it still needs are taken. Under a lock keys are taken in groups, with three loops each: prefetch the buckets of
-// the index, find the rows and prefetch them, use the rows. So cache misses of a group overlap.
+// that it still needs are taken. Under a lock keys are taken in groups: their words are found together
+// (staged_find.hpp), then each row is used while the next ones are prefetched.
 //
 // An insertion needs room under max_rows and memory of rows that is reserved. A call promises all its keys at first.
 // If they may not fit, or if rows may change their precision or expire, it waits until it is alone and inserts as
@@ -38,7 +38,8 @@ namespace headway::embedding {
 
 namespace {
 
-constexpr std::size_t kGroup = 128;  // Keys whose cache misses overlap. Their buckets and rows fit a level 2 cache.
+constexpr std::size_t kGroup = KeyKernels::kGroup;  // Keys that are found together.
+constexpr std::size_t kAhead = 64;                  // Prefetch distance in rows. Rows go to the level 2 cache.
 
 /// The keys at `positions`, in their order.
 struct SelectedKeys {
@@ -58,55 +59,87 @@ struct SelectedKeys {
 
 }  // namespace
 
-/// A StripedBatch for one call. It is kept for later calls, as its arrays cost page faults.
-class CpuTable::BorrowedBatch {
+/// The keys of a call, sorted by stripe.
+struct CpuTable::SortedKeys {
+  StripedBatch order;
+  std::vector<std::uint64_t> ids;     ///< (keys) In that order.
+  std::vector<std::uint32_t> tables;  ///< (keys) Empty: all are of one table.
+
+  void sort(Keys const& keys, StripeMap const& map, base::ThreadPool& thread_pool) {
+    order.sort(keys, map, thread_pool);
+    auto const positions = order.of_stripes(0, StripeMap::kCount);
+    ids.resize(keys.size());
+    tables.resize(keys.tables.size());
+    for (std::size_t j = 0; j < positions.size(); ++j) ids[j] = keys.ids[positions[j]];
+    for (std::size_t j = 0; j < tables.size(); ++j) tables[j] = keys.tables[positions[j]];
+  }
+};
+
+/// SortedKeys for one call. They are kept for later calls, as their arrays cost page faults.
+class CpuTable::BorrowedKeys {
  public:
-  explicit BorrowedBatch(CpuTable const& table) : table_(table) {
+  explicit BorrowedKeys(CpuTable const& table) : table_(table) {
     std::lock_guard const lock(table_.spare_mutex_);
-    table_.spare_batches_.reserve(kMostSpareBatches);  // So that the destructor does not fail.
-    if (table_.spare_batches_.empty()) {
-      batch_ = std::make_unique<StripedBatch>();
+    table_.spare_keys_.reserve(kMostSpareKeys);  // So that the destructor does not fail.
+    if (table_.spare_keys_.empty()) {
+      keys_ = std::make_shared<SortedKeys>();
     } else {
-      batch_ = std::move(table_.spare_batches_.back());
-      table_.spare_batches_.pop_back();
+      keys_ = std::move(table_.spare_keys_.back());
+      table_.spare_keys_.pop_back();
     }
   }
-  ~BorrowedBatch() {
+  ~BorrowedKeys() {
     std::lock_guard const lock(table_.spare_mutex_);
-    if (table_.spare_batches_.size() < kMostSpareBatches) table_.spare_batches_.push_back(std::move(batch_));
+    if (table_.spare_keys_.size() < kMostSpareKeys) table_.spare_keys_.push_back(std::move(keys_));
   }
-  BorrowedBatch(BorrowedBatch const&) = delete;
-  BorrowedBatch& operator=(BorrowedBatch const&) = delete;
-  [[nodiscard]] StripedBatch* operator->() const { return batch_.get(); }
+  BorrowedKeys(BorrowedKeys const&) = delete;
+  BorrowedKeys& operator=(BorrowedKeys const&) = delete;
+  [[nodiscard]] SortedKeys* operator->() const { return keys_.get(); }
 
  private:
   CpuTable const& table_;
-  std::unique_ptr<StripedBatch> batch_;
+  std::shared_ptr<SortedKeys> keys_;
 };
 
 template <class Self, class Find, class Use>
 void CpuTable::under_locks(Self& self, Keys const& keys, Find find, Use use) {
-  BorrowedBatch const batch(self);
-  batch->sort(keys, self.stripe_map_, *self.thread_pool_);
-  auto const stripe_of = [&](Hash hash) -> auto& { return self.stripes_[self.stripe_map_.of(hash)]; };
-  auto const under_lock = [&](std::size_t lock) {
-    auto const positions = batch->of_stripes(lock * StripeLocks::kStripes, (lock + 1) * StripeLocks::kStripes);
+  BorrowedKeys const sorted(self);
+  sorted->sort(keys, self.stripe_map_, *self.thread_pool_);
+  Keys const in_order{.ids = sorted->ids, .tables = sorted->tables, .table = keys.table};
+  auto const under_lock = [&](std::size_t lock, StripeIndices& indices, StagedFind& finding) {
+    std::size_t const first_stripe = lock * StripeLocks::kStripes, end_stripe = first_stripe + StripeLocks::kStripes;
+    auto const positions = sorted->order.of_stripes(first_stripe, end_stripe);
+    static_assert(StripeLocks::kStripes == 2);
+    std::size_t const num_of_first = sorted->order.of_stripe(first_stripe).size();
+    std::size_t const begin = sorted->order.of_stripes(0, first_stripe).size();
+    std::array<RowWord, kGroup> words;
     std::array<RowId, kGroup> rows;
     for (std::size_t first = 0; first < positions.size(); first += kGroup) {
       auto const group = positions.subspan(first, std::min(kGroup, positions.size() - first));
-      for (auto const i : group) stripe_of(batch->hash(i)).index.prefetch(batch->hash(i));
+      // The group before may have changed the indices.
+      for (auto each = first_stripe; each < end_stripe; ++each) indices.set(each, self.stripes_[each].index);
+      std::size_t const at = begin + first;
+      finding.run(at, at + group.size(), [&](std::size_t j, RowWord word) { words[j - at] = word; });
+      auto const stripe_of = [&](std::size_t j) -> auto& {
+        return self.stripes_[first_stripe + (first + j < num_of_first ? 0 : 1)];
+      };
+      for (std::size_t j = 0; j < group.size(); ++j) rows[j] = find(stripe_of(j), group[j], words[j]);
+      auto const prefetch = [&](std::size_t j) {
+        if (j < group.size() && rows[j] != RowId::kNone) self.rows_.prefetch(rows[j]);
+      };
+      for (std::size_t j = 0; j < kAhead; ++j) prefetch(j);
       for (std::size_t j = 0; j < group.size(); ++j) {
-        auto const hash = batch->hash(group[j]);
-        rows[j] = find(stripe_of(hash), group[j], hash);
-        if (rows[j] != RowId::kNone) self.rows_.prefetch(rows[j]);
+        prefetch(j + kAhead);
+        use(stripe_of(j), group[j], words[j], rows[j]);
       }
-      for (std::size_t j = 0; j < group.size(); ++j) use(stripe_of(batch->hash(group[j])), group[j], rows[j]);
     }
   };
   std::size_t const num_tasks = keys.size() > base::ThreadPool::kRangeSize
                                     ? std::min<std::size_t>(self.thread_pool_->num_threads(), StripeLocks::kCount)
                                     : 1;
   auto const task = [&](std::size_t number) {
+    StripeIndices indices(self.stripe_map_);
+    StagedFind finding(in_order, self.key_kernels_, indices);
     std::array<std::size_t, StripeLocks::kCount> left;
     std::size_t num_left = 0;
     for (std::size_t lock = number; lock < StripeLocks::kCount; lock += num_tasks) left[num_left++] = lock;
@@ -114,11 +147,11 @@ void CpuTable::under_locks(Self& self, Keys const& keys, Find find, Use use) {
       std::size_t num_busy = 0;
       for (std::size_t j = 0; j < num_left; ++j) {
         std::unique_lock const lock(self.locks_[left[j]], std::try_to_lock);
-        lock.owns_lock() ? under_lock(left[j]) : static_cast<void>(left[num_busy++] = left[j]);
+        lock.owns_lock() ? under_lock(left[j], indices, finding) : static_cast<void>(left[num_busy++] = left[j]);
       }
       if (num_busy == num_left) {
         std::lock_guard const lock(self.locks_[left[--num_busy]]);
-        under_lock(left[num_busy]);
+        under_lock(left[num_busy], indices, finding);
       }
       num_left = num_busy;
     }
@@ -136,8 +169,8 @@ void CpuTable::read(Keys const& keys, std::span<float> out, std::span<KeyStatus>
   expect_one_each(keys, statuses.empty() ? keys.size() : statuses.size(), "statuses");
   std::shared_lock const together(calls_);
   under_locks(
-      *this, keys, [&](Stripe const& stripe, std::size_t i, Hash hash) { return find_live(stripe, keys[i], hash); },
-      [&](Stripe const& /*stripe*/, std::size_t i, RowId row) {
+      *this, keys, [&](Stripe const& /*stripe*/, std::size_t /*i*/, RowWord word) { return live_row_of(word); },
+      [&](Stripe const& /*stripe*/, std::size_t i, RowWord /*word*/, RowId row) {
         read_or_initialise(keys, i, row, out.subspan(i * dim, dim));
         if (!statuses.empty()) statuses[i] = row == RowId::kNone ? KeyStatus::kAbsent : KeyStatus::kFound;
       });
@@ -196,15 +229,21 @@ std::vector<std::size_t> CpuTable::insert_beside_others(Keys const& keys, std::s
   Lookups const lookups{.counts = keys.counts, .min_count = options_.min_count};
   under_locks(
       *this, keys,
-      [&](Stripe& stripe, std::size_t i, Hash hash) {
-        auto const [row, status] = visit_key(stripe, keys[i], hash, lookups, i, false);
+      [&](Stripe& stripe, std::size_t i, RowWord word) {
+        if (is_row(word)) {
+          __builtin_prefetch(&rows_.metadata(row_of(word)), 1);
+          return row_of(word);
+        }
+        auto const [row, status] = visit_key(stripe, keys[i], hash_of(keys[i]), lookups, i, false);
         if (status == KeyStatus::kNoRoom) {
           std::lock_guard const lock(mutex_of_left);
           left.push_back(i);
         }
         return row;
       },
-      [&](Stripe const& /*stripe*/, std::size_t i, RowId row) {
+      [&](Stripe const& /*stripe*/, std::size_t i, RowWord word, RowId row) {
+        // visit_key() has counted the others.
+        if (is_row(word)) count_alone(rows_.metadata(row), lookups.count(i));
         read_or_initialise(keys, i, row, out.subspan(i * options_.dim, options_.dim));
       });
   return left;
@@ -217,8 +256,8 @@ void CpuTable::update_keys(Keys const& keys, std::span<float const> gradients, k
   auto const common = rows_.step(step);
   std::shared_lock const together(calls_);
   under_locks(
-      *this, keys, [&](Stripe const& stripe, std::size_t i, Hash hash) { return find_live(stripe, keys[i], hash); },
-      [&](Stripe& stripe, std::size_t i, RowId row) {
+      *this, keys, [&](Stripe const& /*stripe*/, std::size_t /*i*/, RowWord word) { return live_row_of(word); },
+      [&](Stripe& stripe, std::size_t i, RowWord /*word*/, RowId row) {
         if (row == RowId::kNone) {
           ++stripe.statistics.dropped_gradients;
         } else {

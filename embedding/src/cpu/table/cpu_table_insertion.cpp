@@ -85,11 +85,7 @@ bool CpuTable::look_up_known(Keys const& keys, std::span<RowId> rows) {
 void CpuTable::count_lookup(RowMetadata& metadata, std::uint32_t count) const {
   // A key may repeat in ranges of different threads, so counts are atomic. Relaxed is enough: readers see the counts
   // after the end of the call, which synchronises (ThreadPool's mutex, then `mutex_`).
-  if (thread_pool_->num_threads() == 1) {
-    metadata.count = saturating_sum(metadata.count, count);
-    metadata.step = step_;
-    return;
-  }
+  if (thread_pool_->num_threads() == 1) return count_alone(metadata, count);
   std::atomic_ref const shared_count(metadata.count), shared_step(metadata.step);
   std::uint32_t before = shared_count.load(std::memory_order_relaxed);
   while (!shared_count.compare_exchange_weak(before, saturating_sum(before, count), std::memory_order_relaxed)) {
@@ -162,8 +158,7 @@ RowWord CpuTable::make_row(Stripe& stripe, Key key, std::uint32_t count) {
 void CpuTable::look_up(Stripe& stripe, Key key, RowWord& word, std::uint32_t count) {
   auto& metadata = rows_.metadata(row_of(word));
   bool const is_first_of_step = metadata.step != step_;
-  metadata.count = saturating_sum(metadata.count, count);
-  metadata.step = step_;
+  count_alone(metadata, count);
   if (precision_of(row_of(word)) == Precision::kFloat32 || is_cold(metadata.count)) return;
   // The row id was already given out in this step, so the row must not move.
   if (!is_first_of_step) return;
