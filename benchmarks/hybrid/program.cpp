@@ -2,12 +2,14 @@
 
 // Measures lookups at a parameter server: rows per second, in turns with the same lookups elsewhere.
 //
-//   table        a table of this process, by find() and gather(), without a server
+//   table        a table of this process, by find() and gather(), without a server. One lock guards it
+//   stripes      the same by read(), which locks two stripes of the table at a time
 //   in_process   a server that is a thread of this process
 //   shm, tcp     a server that is another process, over a link
 //   raw_tcp      the same bytes each way over a loopback socket, without a lookup: the limit of tcp
 //
-// A lookup has distinct keys that are all there, and returns their rows. Two are in flight, except with the table.
+// A lookup has distinct keys that are all there, and returns their rows. Two are in flight, except with the tables.
+// Each system is measured twice: alone, and while another thread makes --updates updates a second of as many rows.
 
 #include "forked_ranks.hpp"
 #include "json_object.hpp"
@@ -19,6 +21,7 @@
 #include <headway/comm/endpoint.hpp>
 #include <headway/comm/link.hpp>
 #include <headway/comm/store.hpp>
+#include <headway/embedding/concurrent_table.hpp>
 #include <headway/hybrid/parameter_server.hpp>
 #include <headway/hybrid/request_service.hpp>
 #include <headway/hybrid/server_client.hpp>
@@ -36,9 +39,12 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -63,6 +69,7 @@ constexpr seconds kTimeout(60);
 struct Settings : RankSettings {
   std::uint64_t rows = 1'000'000;
   std::size_t dim = 64, keys = 4096;
+  int updates = 200;
   int rounds = 9;
   int milliseconds = 300;
 };
@@ -75,6 +82,7 @@ std::string usage(std::string const& program) {
          "  --rows N          rows of the table (1000000)\n"
          "  --dim D           floats of a row (64)\n"
          "  --keys K          distinct keys of a lookup (4096)\n"
+         "  --updates N       beside lookups, in a second (200)\n"
          "  --rounds N        of each system, in turns (9)\n"
          "  --milliseconds M  of a round (300)\n"
          "  --time-limit S    end after this time (300)\n";
@@ -123,7 +131,8 @@ class Batches {
 };
 
 /// Inserts all rows, in one step.
-void fill(ServerClient& client, Settings const& settings) {
+/// @returns the steps that it took
+std::uint64_t fill(ServerClient& client, Settings const& settings) {
   client.configure(tables_of(settings));
   client.begin_generation(1, {.num_workers = 1});
   std::uint64_t step = 0;
@@ -136,10 +145,36 @@ void fill(ServerClient& client, Settings const& settings) {
     if (!client.wait_rows(*lookup, kTimeout)) throw std::runtime_error("no rows came");
     client.finish(*client.start_void(1, {.step = step, .worker = 0}));
   }
+  return step;
 }
 
-/// A system: looks batches up for some time. @returns lookups per second
+/// Looks batches up for some time. @returns lookups per second
 using Measure = std::function<double(duration<double>)>;
+/// Makes update number N of a system; those of a server are its steps.
+using Update = std::function<void(std::uint64_t number)>;
+
+struct System {
+  std::string name;
+  Measure look_up;
+  Update update{};  ///< None: the system has no rows.
+};
+
+/// Makes updates at a pace, in a thread, as long as it exists.
+class UpdatesBeside {
+ public:
+  /// @param first number of the first update; afterwards that of the next one
+  UpdatesBeside(Update const& update, int per_second, std::uint64_t& first)
+      : thread_([&update, per_second, &first](std::stop_token const& stop) {
+          auto const begin = steady_clock::now();
+          for (std::uint64_t done = 0; !stop.stop_requested(); ++done) {
+            std::this_thread::sleep_until(begin + done * std::chrono::nanoseconds(seconds(1)) / per_second);
+            update(first++);
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
 
 Measure at_server(ServerClient& client, Batches const& batches) {
   return [&](duration<double> time) {
@@ -162,19 +197,60 @@ Measure at_server(ServerClient& client, Batches const& batches) {
   };
 }
 
-Measure at_table(embedding::Table& table, Batches const& batches, Settings const& settings) {
-  return [&](duration<double> time) {
-    std::vector<embedding::RowId> rows(settings.keys);
-    std::vector<float> out(settings.keys * settings.dim);
+/// Steps of one worker with the keys of batches from the end. Lookups take them from the begin.
+Update steps_at(ServerClient& client, Batches const& batches, Settings const& settings, std::uint64_t first_step) {
+  return [&client, &batches, first_step,
+          gradients = std::vector<float>(settings.keys * settings.dim, 0.01F)](std::uint64_t number) {
+    hybrid::BatchId const batch{.step = first_step + number, .worker = 0};
+    auto const keys = batches[kNumBatches - 1 - number % kNumBatches];
+    auto const lookup = client.start_lookup(1, batch, {&keys, 1});
+    if (!client.wait_rows(*lookup, kTimeout)) throw std::runtime_error("no rows came");
+    hybrid::PartValues const values{.rate = 0.01, .gradients = gradients};
+    client.finish(*client.start_part(1, batch, {&values, 1}));
+  };
+}
+
+embedding::Keys keys_of(KeyList const& list) { return {.ids = list.ids, .tables = list.tables, .counts = list.counts}; }
+
+/// A table that one lock guards, as calls that change it must not overlap with others.
+class LockedTable {
+ public:
+  LockedTable(embedding::ConcurrentTable& table, Settings const& settings)
+      : table_(table), rows_(settings.keys), updated_(settings.keys) {}
+
+  void look_up(KeyList const& list, std::span<float> out) {
+    std::lock_guard const lock(mutex_);
+    table_.find(keys_of(list), rows_, {});
+    table_.gather(keys_of(list), rows_, out);
+  }
+  void update(KeyList const& list, std::span<float const> gradients) {
+    std::lock_guard const lock(mutex_);
+    table_.find(keys_of(list), updated_, {});
+    table_.update(keys_of(list), updated_, gradients, {.learning_rate = 0.01, .number = 1});
+  }
+
+ private:
+  embedding::ConcurrentTable& table_;
+  std::mutex mutex_;
+  std::vector<embedding::RowId> rows_, updated_;
+};
+
+/// @param look_up function of keys and output
+template <class LookUp>
+Measure at_table(Batches const& batches, Settings const& settings, LookUp look_up) {
+  return [&batches, look_up, out = std::vector<float>(settings.keys * settings.dim)](duration<double> time) mutable {
     std::size_t done = 0;
     auto const begin = steady_clock::now();
-    for (; steady_clock::now() - begin < time; ++done) {
-      auto const list = batches[done];
-      embedding::Keys const keys{.ids = list.ids, .tables = list.tables, .counts = list.counts};
-      table.find(keys, rows, {});
-      table.gather(keys, rows, out);
-    }
+    for (; steady_clock::now() - begin < time; ++done) look_up(batches[done], out);
     return static_cast<double>(done) / duration<double>(steady_clock::now() - begin).count();
+  };
+}
+
+/// @param update function of keys and gradients
+template <class ApplyUpdate>
+Update updates_at_table(Batches const& batches, Settings const& settings, ApplyUpdate update) {
+  return [&batches, update, gradients = std::vector<float>(settings.keys * settings.dim, 0.01F)](std::uint64_t number) {
+    update(batches[kNumBatches - 1 - number % kNumBatches], gradients);
   };
 }
 
@@ -271,6 +347,24 @@ Measure at_raw_socket(int socket, Settings const& settings) {
   };
 }
 
+/// A link to a server of this process.
+class OwnLink {
+ public:
+  explicit OwnLink(hybrid::ParameterServer& server) {
+    auto const options = options_of(comm::Transport::kInproc);
+    auto other = std::async(std::launch::async, [&] { return comm::Group::connect(1, 2, store_, options); });
+    responder_.emplace(comm::Group::connect(0, 2, store_, options), hybrid::ResponderOptions{.incarnation = 1},
+                       [&server](hybrid::Request& request) { server.handle(request); });
+    client_.emplace(other.get(), kTimeout);
+  }
+  [[nodiscard]] ServerClient& operator*() const { return *client_; }
+
+ private:
+  comm::MemoryStore store_;
+  std::optional<hybrid::Responder> responder_;
+  mutable std::optional<ServerClient> client_;
+};
+
 void serve(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
   hybrid::ParameterServer server;
   auto const handle = [&](hybrid::Request& request) { server.handle(request); };
@@ -280,6 +374,8 @@ void serve(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
   store.set("tcp", tcp.address());
   store.set("shm", shm.address());
   store.set("raw", std::to_string(raw.port()));
+  // A barrier would spin, beside the threads that are measured.
+  static_cast<void>(store.get("done", seconds(settings.time_limit)));
   barrier.wait();
 }
 
@@ -287,49 +383,74 @@ void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier)
   auto const dial = [&](char const* key, comm::Transport transport) {
     return std::make_unique<ServerClient>(comm::dial(store.get(key, kTimeout), options_of(transport)), kTimeout);
   };
-  auto const tcp = dial("tcp", comm::Transport::kTcp);
-  auto const shm = dial("shm", comm::Transport::kShm);
-  fill(*shm, settings);
-  // The server of this process.
-  comm::MemoryStore memory;
-  auto options = options_of(comm::Transport::kInproc);
-  auto other = std::async(std::launch::async, [&] { return comm::Group::connect(1, 2, memory, options); });
+  auto const tcp = dial("tcp", comm::Transport::kTcp), shm = dial("shm", comm::Transport::kShm);
+  auto const tcp_updates = dial("tcp", comm::Transport::kTcp), shm_updates = dial("shm", comm::Transport::kShm);
+  std::uint64_t other_steps = fill(*shm, settings);
+  // The server of this process, with two links.
   hybrid::ParameterServer own;
-  hybrid::Responder const responder(comm::Group::connect(0, 2, memory, options), {.incarnation = 1},
-                                    [&](hybrid::Request& request) { own.handle(request); });
-  ServerClient in_process(other.get(), kTimeout);
-  fill(in_process, settings);
+  OwnLink const link(own), updates_link(own);
+  std::uint64_t const own_steps = fill(*link, settings);
   // The plain table.
-  auto const table = embedding::make_cpu_table(tables_of(settings).front().options);
+  auto const table = embedding::make_concurrent_table(tables_of(settings).front().options);
   for (std::uint64_t id = 0; id < settings.rows; ++id) {
     embedding::RowId row{};
     table->find_or_insert({.ids = {&id, 1}, .table = kTable}, {&row, 1}, {});
   }
+  LockedTable locked(*table, settings);
   Batches const batches(settings);
   auto const raw = connect_raw(std::stoi(store.get("raw", kTimeout)));
-  std::vector<std::pair<std::string, Measure>> const systems{{"table", at_table(*table, batches, settings)},
-                                                             {"in_process", at_server(in_process, batches)},
-                                                             {"shm", at_server(*shm, batches)},
-                                                             {"tcp", at_server(*tcp, batches)},
-                                                             {"raw_tcp", at_raw_socket(raw.get(), settings)}};
-  std::map<std::string, std::vector<double>> times;
+  // Both links lead to one server, whose steps go on from one to the other.
+  auto const steps_of_other = [&](ServerClient& client) -> Update {
+    return [&, step = steps_at(client, batches, settings, 0)](std::uint64_t) { step(other_steps++); };
+  };
+  std::vector<System> const systems{
+      {"table",
+       at_table(batches, settings, [&](KeyList const& keys, std::span<float> out) { locked.look_up(keys, out); }),
+       updates_at_table(batches, settings,
+                        [&](KeyList const& keys, std::span<float const> by) { locked.update(keys, by); })},
+      {"stripes",
+       at_table(batches, settings,
+                [&](KeyList const& keys, std::span<float> out) { table->read(keys_of(keys), out, {}); }),
+       updates_at_table(batches, settings,
+                        [&](KeyList const& keys, std::span<float const> by) {
+                          table->update_keys(keys_of(keys), by, {.learning_rate = 0.01, .number = 1});
+                        })},
+      {"in_process", at_server(*link, batches), steps_at(*updates_link, batches, settings, own_steps)},
+      {"shm", at_server(*shm, batches), steps_of_other(*shm_updates)},
+      {"tcp", at_server(*tcp, batches), steps_of_other(*tcp_updates)},
+      {"raw_tcp", at_raw_socket(raw.get(), settings)}};
+  // By system, and whether there are updates beside.
+  std::map<std::pair<std::string, bool>, std::vector<double>> times;
+  std::map<std::string, std::uint64_t> num_updates;
+  std::map<std::string, double> update_time;
   for (int round = -1; round < settings.rounds; ++round) {
-    for (auto const& [name, run] : systems) {
-      double const rate = run(std::chrono::milliseconds(settings.milliseconds));
-      if (round >= 0) times[name].push_back(1 / rate);
+    for (auto const& [name, look_up, update] : systems) {
+      for (bool const has_updates : {false, true}) {
+        if (has_updates && !update) continue;
+        std::optional<UpdatesBeside> beside;
+        auto const begin = steady_clock::now();
+        if (has_updates) beside.emplace(update, settings.updates, num_updates[name]);
+        double const rate = look_up(std::chrono::milliseconds(settings.milliseconds));
+        beside.reset();
+        if (round >= 0) times[{name, has_updates}].push_back(1 / rate);
+        if (has_updates) update_time[name] += duration<double>(steady_clock::now() - begin).count();
+      }
     }
   }
-  double const limit = summarize(times.at("table")).median_s;
-  for (auto const& [name, run] : systems) {
-    auto const summary = summarize(times.at(name));
+  for (auto const& [name_and_beside, samples] : times) {
+    auto const& [name, has_updates] = name_and_beside;
+    auto const summary = summarize(samples);
     JsonObject point, params;
     params.add("rows", settings.rows).add("dim", settings.dim).add("keys", settings.keys).add("in_flight", kInFlight);
+    params.add("updates", has_updates ? settings.updates : 0);
     point.add("name", "parameter_server").add("params", params).add("system", name);
     point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
     point.add("samples", summary.samples).add("rate", static_cast<double>(settings.keys) / summary.median_s);
-    point.add("unit", "rows/s").add("over_table", limit / summary.median_s);
+    point.add("unit", "rows/s");
+    if (has_updates) point.add("update_rate", static_cast<double>(num_updates.at(name)) / update_time.at(name));
     print_point(point);
   }
+  store.set("done", "");
   barrier.wait();
 }
 
@@ -338,6 +459,7 @@ int run(Arguments arguments) {
   parse_options(arguments, {{"--rows", number(settings.rows, std::uint64_t{1000}, std::uint64_t{1} << 30)},
                             {"--dim", number(settings.dim, std::size_t{1}, std::size_t{4096})},
                             {"--keys", number(settings.keys, std::size_t{1}, std::size_t{1} << 20)},
+                            {"--updates", number(settings.updates, 1, 1'000'000)},
                             {"--rounds", number(settings.rounds, 1, 1000)},
                             {"--milliseconds", number(settings.milliseconds, 1, 60'000)},
                             {"--time-limit", number(settings.time_limit, 1, 86'400)}});

@@ -181,9 +181,12 @@ def test_grm_training_needs_a_gpu_for_each_rank(tmp_path: Path, capsys: pytest.C
 def test_parameter_server_measures_each_system(tmp_path: Path) -> None:
     small = ("--rows", "5000", "--keys", "100", "--dim", "8", "--rounds", "1", "--milliseconds", "20")
     points = run_benchmark("parameter_server", tmp_path, *small, plots=False)
-    assert [point["system"] for point in points] == ["table", "in_process", "shm", "tcp", "raw_tcp"]
+    systems = ["table", "stripes", "in_process", "shm", "tcp"]
+    measured = [(point["system"], point["params"]["updates"]) for point in points]
+    assert measured == [(system, 0) for system in [*systems, "raw_tcp"]] + [(system, 200) for system in systems]
     assert all(point["rate"] > 0 for point in points)
-    assert [point["ratio"] is not None for point in points] == [False, True, True, True, False]
+    assert [point["ratio"] is not None for point in points] == [False, *[True] * 4, False, False, *[True] * 4]
+    assert all(point["update_rate"] > 0 for point in points if point["params"]["updates"])
 
 
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
