@@ -171,6 +171,11 @@ class PythonClient {
     client_->drop({step, worker});
   }
 
+  bool is_finished(std::uint64_t step, std::uint32_t worker) {
+    py::gil_scoped_release const without_gil;
+    return client_->is_finished({step, worker});
+  }
+
   void finish(std::uint64_t step, std::uint32_t worker) {
     py::gil_scoped_release const without_gil;
     client_->finish({step, worker}, check_signals);
@@ -302,6 +307,12 @@ class PythonWorkers {
     batch.end = workers_.at(batch.worker)->start_drop(generation_, {step, rank});
   }
 
+  bool is_finished(std::uint64_t step, std::uint32_t /*rank*/) {
+    auto const& batch = at(step);
+    py::gil_scoped_release const without_gil;
+    return batch.end != nullptr && workers_.at(batch.worker)->is_finished(*batch.end);
+  }
+
   void finish(std::uint64_t step, std::uint32_t rank) {
     auto& batch = at(step);
     base::expects(batch.end != nullptr, "the batch of step " + std::to_string(step) + " has no gradients");
@@ -424,6 +435,7 @@ PYBIND11_MODULE(_hybrid, module) {
       .def("return_gradients", &PythonWorkers::return_gradients, py::arg("step"), py::arg("worker"),
            py::arg("gradients"))
       .def("drop", &PythonWorkers::drop, py::arg("step"), py::arg("worker"))
+      .def("is_finished", &PythonWorkers::is_finished, py::arg("step"), py::arg("worker"))
       .def("finish", &PythonWorkers::finish, py::arg("step"), py::arg("worker"))
       .def("read", &PythonWorkers::read, py::arg("reference"))
       .def("end_at", &PythonWorkers::end_at, py::arg("step"));
@@ -439,6 +451,7 @@ PYBIND11_MODULE(_hybrid, module) {
       .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),
            py::arg("gradients"))
       .def("drop", &PythonClient::drop, py::arg("step"), py::arg("worker"))
+      .def("is_finished", &PythonClient::is_finished, py::arg("step"), py::arg("worker"))
       .def("finish", &PythonClient::finish, py::arg("step"), py::arg("worker"))
       .def("read", &PythonClient::read, py::arg("features"))
       .def("end_at", &PythonClient::end_at, py::arg("step"))

@@ -71,6 +71,48 @@ TEST(Requests, BodiesOfAllSizesComeBack) {
   }
 }
 
+TEST(Requests, AnswersComeWhileNobodyWaits) {
+  auto const body = pattern(3'000'000, 9);
+  Ends ends([&](Request& request) { request.reply(body); });
+  auto const first = ends.requester->start({.kind = 1}), second = ends.requester->start({.kind = 2});
+  std::this_thread::sleep_for(milliseconds(500));
+  ends.responder.reset();  // Later than now nothing comes.
+  for (auto const& call : {first, second}) {
+    auto const reply = ends.requester->wait(*call, kLong);
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->body, body);
+  }
+  EXPECT_THROW(static_cast<void>(ends.requester->ask({.kind = 3}, kLong)), base::OperationError);
+}
+
+TEST(Requests, SeveralThreadsWaitForAnswersInAnyOrder) {
+  for (std::uint64_t const seed : {0, 5}) {
+    Ends const ends(echo, seed);
+    std::vector<std::jthread> threads;
+    for (unsigned number = 0; number < 4; ++number) {
+      threads.emplace_back([&, number] {
+        std::vector<std::pair<Requester::CallPtr, Body>> calls;
+        for (unsigned i = 0; i < 20; ++i) {
+          auto body = pattern(std::size_t{10} << (i % 12), number * 20 + i);
+          calls.emplace_back(ends.requester->start({.kind = 1, .body = body}), std::move(body));
+        }
+        if (number % 2 == 1) std::ranges::reverse(calls);
+        for (auto const& [call, body] : calls) EXPECT_EQ(ends.requester->await(*call, kLong, "no answer"), body);
+      });
+    }
+  }
+}
+
+TEST(Requests, BodiesThatComeTogetherStayBelowTheLimitOfOne) {
+  Ends const ends(echo, 0, 100'000);
+  std::vector<std::pair<Requester::CallPtr, Body>> calls;
+  for (unsigned i = 0; i < 12; ++i) {
+    auto body = pattern(i % 3 == 0 ? 100'000 : 60'000, i);
+    calls.emplace_back(ends.requester->start({.kind = 1, .body = body}), std::move(body));
+  }
+  for (auto const& [call, body] : calls) EXPECT_EQ(ends.requester->await(*call, kLong, "no answer"), body);
+}
+
 TEST(Requests, AreAnsweredInAnyOrder) {
   std::vector<Request> kept;
   Ends const ends([&](Request& request) {

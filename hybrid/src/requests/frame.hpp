@@ -130,6 +130,7 @@ struct Incoming {
   Body body{};
   comm::OperationPtr receive{};
   bool has_frame = false;
+  bool is_complete = false;  ///< The responder sets it.
 
   void post(comm::Group& link, std::uint64_t match) {
     receive = link.receive(frame.bytes(), 1 - link.rank(), match, kBytes);

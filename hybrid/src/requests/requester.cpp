@@ -2,20 +2,32 @@
 
 // The end of a link that asks.
 //
-// Idea: a request posts the receive of its answer at once, with its own sequence number as `match`. So a thread waits
-// for its own answer only, no thread hands answers out, and answers come in any order.
+// Idea: a request posts the receive of its answer at once, with its own sequence number as `match`, so answers come in
+// any order. One thread at a time *leads*: it looks at all answers that are coming, posts the receive of a large body
+// as soon as its first message is there, and sleeps until something comes. A thread that waits for an answer leads if
+// nobody does. While nobody waits, a thread of the requester leads, so answers that are wanted later come meanwhile.
 //
-// Invariants: memory of an answer lives until its receives are done, also if nobody wants it any more; the list of such
-// answers is looked through at each start(). An answer that is never taken would fill the peer's slots otherwise.
-// Complexity: a message each way, two if a body exceeds kInlineBytes.
+// Example: a trainer sends lookups 1 and 2, and computes. The requester's thread finds the first message of answer 1
+// and asks for its body, then those of answer 2. When the trainer waits for answer 1, it is there.
+//
+// Invariants: memory of an answer lives until its receives are done, also if nobody wants it any more. An answer that
+// is never taken would fill the peer's slots otherwise. Only who leads uses `coming_` and the receives in it.
+// Complexity: a message each way, two if a body exceeds kInlineBytes. While answers are coming the requester's thread
+// wakes up once in kTick.
 
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
 #include <list>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace headway::hybrid {
@@ -27,11 +39,11 @@ using std::chrono::milliseconds;
 /// Longest answer in bytes. A larger one is a mistake of the peer.
 constexpr std::uint64_t kMostReplyBytes = std::uint64_t{1} << 32;
 /// Time after which a wait calls WhileWaiting.
-constexpr milliseconds kTick(100);
-
-void expect_ok(comm::Operation const& operation) {
-  if (auto const status = operation.status(); !status.ok()) throw base::OperationError(status);
-}
+constexpr milliseconds kBetweenCalls(100);
+/// Time after which a leader looks at all answers again. An answer that overtakes another one waits so long at most.
+constexpr milliseconds kTick(1);
+/// The requester's thread goes to sleep once no answer was coming for so long.
+constexpr milliseconds kIdle(50);
 
 }  // namespace
 
@@ -53,18 +65,15 @@ std::string_view to_string(ReplyCode code) {
 
 class Requester::Call {
  public:
-  /// An answer that is coming. Shared with the list of those that nobody wants.
+  /// An answer that is coming.
   struct State {
     std::uint64_t seq = 0;
-    std::mutex mutex;  ///< Guards the fields below.
-    Incoming incoming;
-    bool is_complete = false, is_taken = false;
+    Incoming incoming;  ///< The leader uses it, until the answer is complete.
+    std::atomic<bool> is_complete = false;
+    bool is_taken = false;
   };
 
   Call(std::shared_ptr<State> state, std::shared_ptr<Impl> impl) : state_(std::move(state)), impl_(std::move(impl)) {}
-  ~Call();
-  Call(Call const&) = delete;
-  Call& operator=(Call const&) = delete;
   [[nodiscard]] State& state() { return *state_; }
 
  private:
@@ -74,96 +83,161 @@ class Requester::Call {
 
 class Requester::Impl {
  public:
-  explicit Impl(std::unique_ptr<comm::Group> link) : link_(std::move(link)) {}
+  explicit Impl(std::unique_ptr<comm::Group> link) : process_(::getpid()), link_(std::move(link)) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Impl() {
+    if (::getpid() != process_) {  // A forked child does not have the thread.
+      thread_.detach();
+      return;
+    }
+    {
+      std::lock_guard const lock(mutex_);
+      is_ending_ = true;
+    }
+    may_lead_.notify_all();
+    thread_.join();
+  }
+  Impl(Impl const&) = delete;
+  Impl& operator=(Impl const&) = delete;
   [[nodiscard]] comm::Group& link() { return *link_; }
 
   CallPtr start(std::shared_ptr<Impl> const& self, std::uint64_t kind, std::uint64_t incarnation, RequestArgs request) {
-    forget_unwanted();
     auto state = std::make_shared<Call::State>();
+    bool is_thread_asleep = false;
     {
       std::lock_guard const lock(mutex_);  // Sequence numbers leave in order.
       state->seq = next_seq_++;
       state->incoming.post(*link_, reply_match(state->seq));
+      begun_.push_back(state);
       sends_.send(*link_,
                   {.seq = state->seq, .generation = request.generation, .incarnation = incarnation, .kind = kind},
                   std::move(request.body), kRequestMatch, request_rest_match(state->seq));
+      is_thread_asleep = std::exchange(is_thread_asleep_, false);
     }
+    if (is_thread_asleep) may_lead_.notify_all();
     return std::make_shared<Call>(std::move(state), self);
   }
 
   /// Waits for the answer up to `timeout`. 0: only looks. @returns whether it is complete
-  bool advance(Call::State& state, milliseconds timeout) {
+  bool wait_for(Call::State& state, milliseconds timeout) {
     auto const until = comm::deadline_after(timeout);
+    std::unique_lock lock(mutex_);
+    ++num_waiting_;
+    auto const leave = [&](bool result) {
+      if (--num_waiting_ == 0) may_lead_.notify_all();
+      return result;
+    };
     for (;;) {
-      comm::OperationPtr receive;
-      {
-        std::lock_guard const lock(state.mutex);
-        if (state.is_complete) return true;
-        receive = state.incoming.receive;
+      if (state.is_complete) return leave(true);
+      auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
+      bool const is_over = left <= milliseconds(0);
+      if (has_leader_) {
+        if (is_over) return leave(false);
+        changed_.wait_for(lock, left);
+        continue;
       }
-      if (timeout == milliseconds(0)) {
-        if (!link_->test(*receive)) return false;
-      } else {
-        auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
-        auto const status = link_->wait(*receive, std::max(left, milliseconds(0)));
-        if (!receive->done()) return false;
-        if (!status.ok()) throw base::OperationError(status);
+      try {
+        lead(lock, is_over ? milliseconds(0) : std::min(left, kTick), &state);
+      } catch (...) {
+        leave(false);
+        throw;
       }
-      expect_ok(*receive);
-      take(state);
+      if (is_over) return leave(state.is_complete);
     }
-  }
-
-  /// An answer that nobody wants is received all the same.
-  void abandon(std::shared_ptr<Call::State> state) {
-    std::lock_guard const lock(mutex_);
-    unwanted_.push_back(std::move(state));
   }
 
  private:
-  /// The receive under way has ended.
-  void take(Call::State& state) {
-    std::lock_guard const lock(state.mutex);
+  /// Leads while nobody waits.
+  void run() noexcept {
+    std::unique_lock lock(mutex_);
+    auto idle_since = comm::Clock::now();
+    while (!is_ending_) {
+      if (!is_idle_) {
+        idle_since = comm::Clock::now();
+      } else if (begun_.empty() && comm::Clock::now() - idle_since > kIdle) {
+        is_thread_asleep_ = true;
+        may_lead_.wait(lock, [this] { return !is_thread_asleep_ || is_ending_; });
+        is_thread_asleep_ = false;
+        idle_since = comm::Clock::now();
+      }
+      // After a failure those that wait find it.
+      if (num_waiting_ > 0 || has_leader_ || has_failed_ || (is_idle_ && begun_.empty())) {
+        may_lead_.wait_for(lock, kIdle);
+        continue;
+      }
+      try {
+        lead(lock, kTick, nullptr);
+      } catch (std::exception const&) {
+        has_failed_ = true;
+      }
+    }
+  }
+
+  /// Looks at all answers that are coming, and waits up to `limit` if there is nothing new. `lock` is open meanwhile.
+  /// @param wanted answer whose message is waited for; null: that of the oldest
+  void lead(std::unique_lock<std::mutex>& lock, milliseconds limit, Call::State* wanted) {
+    has_leader_ = true;
+    coming_.splice(coming_.end(), begun_);
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      bool const has_news = std::erase_if(coming_, [this](auto const& each) { return advance(*each); }) > 0;
+      if (!has_news && limit > milliseconds(0) && !coming_.empty()) {
+        auto& receive = *(wanted == nullptr ? *coming_.front() : *wanted).incoming.receive;
+        static_cast<void>(link_->wait(receive, limit));
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    has_leader_ = false;
+    is_idle_ = coming_.empty();
+    changed_.notify_all();
+    if (error) std::rethrow_exception(error);
+  }
+
+  /// Goes on with an answer. @returns whether it is complete
+  bool advance(Call::State& state) {
     auto& incoming = state.incoming;
-    if (incoming.has_frame) {
+    while (link_->test(*incoming.receive)) {
+      if (auto const status = incoming.receive->status(); !status.ok()) throw base::OperationError(status);
+      if (!incoming.has_frame) {
+        expect_header(state);
+        if (incoming.take_frame(*link_, reply_rest_match(state.seq))) continue;
+      }
       state.is_complete = true;
+      return true;
+    }
+    return false;
+  }
+
+  void expect_header(Call::State const& state) {
+    auto const& header = state.incoming.frame.header;
+    if (header.seq == state.seq && header.body_bytes <= kMostReplyBytes &&
+        header.kind <= static_cast<std::uint64_t>(ReplyCode::kFailed)) {
       return;
     }
-    auto const& header = incoming.frame.header;
-    if (header.seq != state.seq || header.body_bytes > kMostReplyBytes ||
-        header.kind > static_cast<std::uint64_t>(ReplyCode::kFailed)) {
-      link_->admin().abort("an answer to request " + std::to_string(state.seq) + " has a wrong header");
-      throw base::OperationError({base::StatusCode::kAborted, "an answer has a wrong header"});
-    }
-    state.is_complete = !incoming.take_frame(*link_, reply_rest_match(state.seq));
+    link_->admin().abort("an answer to request " + std::to_string(state.seq) + " has a wrong header");
+    throw base::OperationError({base::StatusCode::kAborted, "an answer has a wrong header"});
   }
 
-  void forget_unwanted() {
-    std::list<std::shared_ptr<Call::State>> looked_at;
-    {
-      std::lock_guard const lock(mutex_);
-      looked_at.swap(unwanted_);
-    }
-    std::erase_if(looked_at, [this](auto const& each) { return advance(*each, milliseconds(0)); });
-    std::lock_guard const lock(mutex_);
-    unwanted_.splice(unwanted_.end(), looked_at);
-  }
-
+  pid_t const process_;
   std::mutex mutex_;
-  std::uint64_t next_seq_ = 1;                        ///< Guarded by mutex_.
-  std::list<std::shared_ptr<Call::State>> unwanted_;  ///< Guarded by mutex_.
+  std::condition_variable changed_;   ///< For those that wait: a leader has ended.
+  std::condition_variable may_lead_;  ///< For thread_: nobody waits any more, or a request has begun.
+  // Guarded by mutex_:
+  std::uint64_t next_seq_ = 1;
+  std::list<std::shared_ptr<Call::State>> begun_;  ///< Answers that no leader has seen yet.
+  std::size_t num_waiting_ = 0;                    ///< Threads in wait_for().
+  bool has_leader_ = false, is_idle_ = true, has_failed_ = false, is_ending_ = false;
+  bool is_thread_asleep_ = false;  ///< Until start() wakes it up.
+
+  std::list<std::shared_ptr<Call::State>> coming_;  ///< Only the leader uses it.
   SendList sends_;
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
+  std::thread thread_;
 };
-
-Requester::Call::~Call() {
-  bool is_wanted = false;
-  {
-    std::lock_guard const lock(state_->mutex);
-    is_wanted = state_->is_complete;
-  }
-  if (!is_wanted) impl_->abandon(std::move(state_));
-}
 
 Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout)
     : impl_(std::make_shared<Impl>(std::move(link))) {
@@ -189,12 +263,11 @@ Requester::CallPtr Requester::start(RequestArgs request) {
   return impl_->start(impl_, kind, incarnation_, std::move(request));
 }
 
-bool Requester::test(Call& call) { return impl_->advance(call.state(), milliseconds(0)); }
+bool Requester::test(Call& call) { return impl_->wait_for(call.state(), milliseconds(0)); }
 
 std::optional<Reply> Requester::wait(Call& call, milliseconds timeout) {
-  if (!impl_->advance(call.state(), timeout)) return std::nullopt;
+  if (!impl_->wait_for(call.state(), timeout)) return std::nullopt;
   auto& state = call.state();
-  std::lock_guard const lock(state.mutex);
   base::expects(!std::exchange(state.is_taken, true), "the answer was taken before");
   auto& incoming = state.incoming;
   return Reply{.code = static_cast<ReplyCode>(incoming.frame.header.kind), .body = std::move(incoming.body)};
@@ -204,7 +277,7 @@ Body Requester::await(Call& call, milliseconds timeout, std::string const& missi
   auto const until = comm::deadline_after(timeout);
   for (;;) {
     auto const left = std::chrono::ceil<milliseconds>(until - comm::Clock::now());
-    auto reply = wait(call, std::clamp(left, milliseconds(1), kTick));
+    auto reply = wait(call, std::clamp(left, milliseconds(1), kBetweenCalls));
     if (reply && reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
     if (reply) return std::move(reply->body);
     if (comm::Clock::now() >= until) {

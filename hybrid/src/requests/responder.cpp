@@ -2,22 +2,27 @@
 
 // The end of a link that answers.
 //
-// Idea: a thread receives a request, with its body, and calls the handler. The handler keeps requests that it cannot
-// answer yet, so the thread always goes on to the next one. Therefore a gradient never waits behind a lookup that waits
-// for it.
+// Idea: a thread receives requests, with their bodies, and calls the handler for one after the other. The handler keeps
+// requests that it cannot answer yet, so the thread always goes on to the next one. Therefore a gradient never waits
+// behind a lookup that waits for it. Bodies of the requests behind one travel at the same time, up to the limit of
+// bytes that a single body may have.
 //
 // Example: a handler gets a lookup of step 5, keeps it, gets the gradient of step 4, applies it, and answers the lookup
 // on the same thread.
 //
 // Invariants: sequence numbers grow by one, so a peer cannot have a request done twice. A request is answered once,
 // also if the handler forgets it. An answer's memory lives until it has left.
-// Complexity: a thread for each link, which sleeps between requests.
+// Complexity: a thread for each link, which sleeps between requests. While a body is on its way it wakes up once in
+// kTick.
 
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
 
+#include <chrono>
+#include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -111,20 +116,45 @@ class Responder::Impl {
 
   /// Receives a request and hands it to the handler. @throws std::exception when the link has ended
   void serve_one() {
-    auto& link = origin_->link();
-    Incoming incoming;
-    incoming.post(link, kRequestMatch);
-    await(incoming);
-    auto const& header = incoming.frame.header;
-    if (header.seq != next_seq_)
-      end("request " + std::to_string(header.seq) + " came instead of request " + std::to_string(next_seq_));
-    ++next_seq_;
-    if (header.body_bytes > options_.max_body_bytes) {
-      end("request " + std::to_string(header.seq) + " announces " + std::to_string(header.body_bytes) +
-          " bytes, and at most " + std::to_string(options_.max_body_bytes) + " are allowed");
+    while (coming_.size() < kAhead) coming_.emplace_back().post(origin_->link(), kRequestMatch);
+    while (!take_bodies()) {
+      // Only a first message may be long in coming: then no other one has come, as they come in order.
+      auto const& oldest = coming_.front();
+      auto const limit = oldest.has_frame ? std::optional(kTick) : std::nullopt;
+      static_cast<void>(origin_->link().wait(*oldest.receive, limit));
     }
-    if (incoming.take_frame(link, request_rest_match(header.seq))) await(incoming);
+    auto incoming = std::move(coming_.front());
+    coming_.pop_front();
+    bytes_coming_ -= incoming.body.size();
     answer(incoming);
+  }
+
+  /// Posts the receives of the bodies whose first messages have come. @returns whether the oldest request is complete
+  bool take_bodies() {
+    auto& link = origin_->link();
+    for (auto& each : coming_) {
+      if (!link.test(*each.receive)) {
+        if (!each.has_frame) break;
+        continue;
+      }
+      expect_ok(*each.receive);
+      if (each.has_frame || each.is_complete) {
+        each.is_complete = true;
+        continue;
+      }
+      auto const& header = each.frame.header;
+      if (header.seq != next_seq_)
+        end("request " + std::to_string(header.seq) + " came instead of request " + std::to_string(next_seq_));
+      if (header.body_bytes > options_.max_body_bytes) {
+        end("request " + std::to_string(header.seq) + " announces " + std::to_string(header.body_bytes) +
+            " bytes, and at most " + std::to_string(options_.max_body_bytes) + " are allowed");
+      }
+      if (bytes_coming_ > 0 && bytes_coming_ + header.body_bytes > options_.max_body_bytes) break;
+      ++next_seq_;
+      bytes_coming_ += header.body_bytes;
+      each.is_complete = !each.take_frame(link, request_rest_match(header.seq));
+    }
+    return coming_.front().is_complete;
   }
 
   void answer(Incoming& incoming) {
@@ -148,9 +178,8 @@ class Responder::Impl {
     }
   }
 
-  void await(Incoming const& incoming) {
-    auto const status = origin_->link().wait(*incoming.receive);
-    if (!status.ok()) throw base::OperationError(status);
+  static void expect_ok(comm::Operation const& operation) {
+    if (auto const status = operation.status(); !status.ok()) throw base::OperationError(status);
   }
 
   [[noreturn]] void end(std::string const& reason) {
@@ -158,10 +187,15 @@ class Responder::Impl {
     throw base::OperationError({base::StatusCode::kAborted, reason});
   }
 
+  static constexpr std::size_t kAhead = 4;  ///< Requests whose messages may come at the same time.
+  static constexpr std::chrono::milliseconds kTick{1};
+
   ResponderOptions const options_;
   Handler const handler_;
-  std::shared_ptr<Request::Origin> origin_;
+  std::deque<Incoming> coming_{};  ///< In order.
+  std::size_t bytes_coming_ = 0;   ///< Bodies in coming_.
   std::uint64_t next_seq_ = 1;
+  std::shared_ptr<Request::Origin> origin_;
   mutable std::mutex mutex_;
   std::optional<std::string> why_;  ///< Guarded by mutex_.
   std::thread thread_;

@@ -131,6 +131,7 @@ class ServerLookups:
         self.begin_generation = self._client.begin_generation
         self.return_gradients = self._client.return_gradients
         self.drop = self._client.drop
+        self.is_finished = self._client.is_finished
         self.end_at = self._client.end_at
         self.status = self._client.status
 
@@ -162,6 +163,7 @@ class WorkerLookups:
         self.begin_generation = self._workers.begin_generation
         self.return_gradients = self._workers.return_gradients
         self.drop = self._workers.drop
+        self.is_finished = self._workers.is_finished
         self.finish = self._workers.finish
         self.end_at = self._workers.end_at
 

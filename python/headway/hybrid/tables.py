@@ -180,6 +180,12 @@ class HybridTables(nn.Module):
         """Batches that may be between ``begin()`` and the confirmation of their gradients."""
         return self.config.most_missing_steps + 1
 
+    def may_begin(self) -> bool:
+        """Returns whether ``begin()`` would not wait for servers to confirm gradients."""
+        while self._returned and self._lookups.is_finished(self._returned[0], self.rank):
+            self._confirm_oldest()
+        return len(self._ahead) + len(self._returned) < self.most_in_flight
+
     def begin(self, features: Features | BatchRef | None) -> HybridBatch:
         """Sends the ids of the next batch to the servers that own them. Does not wait for their embeddings.
 

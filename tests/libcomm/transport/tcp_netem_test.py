@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lossy_network import LossyNetwork, NotPermittedError, lossy_network
+
+from benchmarks.harness.emulated_network import Conditions, EmulatedNetwork, NotPermittedError, emulated_network
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BUILD = Path(os.environ.get("HEADWAY_TEST_BUILD_DIR", _ROOT / "build"))
@@ -19,11 +20,11 @@ _NUM_RANKS = 4  # Ranks 0 and 1 are in one namespace, 2 and 3 in the other.
 
 
 @pytest.fixture
-def network() -> Iterator[LossyNetwork]:
+def network() -> Iterator[EmulatedNetwork]:
     if not _RANK.exists():
         pytest.skip(f"{_RANK.relative_to(_ROOT) if _RANK.is_relative_to(_ROOT) else _RANK} is not built")
     try:
-        with lossy_network(delay_ms=5, loss=0.01) as made:
+        with emulated_network(2, Conditions(delay_ms=5, loss=0.01)) as made:
             yield made
     except NotPermittedError as error:
         pytest.skip(f"no network namespaces with a lossy link here: {error}")
@@ -39,7 +40,7 @@ class _Ranks:
 
     def __init__(
         self,
-        network: LossyNetwork,
+        network: EmulatedNetwork,
         store: Path,
         *,
         transport: str,
@@ -89,7 +90,7 @@ class _Ranks:
     ids=["auto", "tcp_ipv4", "tcp_ipv6"],
 )
 def test_exchanges_survive_delay_and_loss(
-    network: LossyNetwork, tmp_path: Path, transport: str, family: int | None, transports_of_rank_0: str
+    network: EmulatedNetwork, tmp_path: Path, transport: str, family: int | None, transports_of_rank_0: str
 ) -> None:
     with _Ranks(network, tmp_path, transport=transport, family=family, bytes_=60_000, max_lag=2, count=30) as ranks:
         assert ranks.await_line(0, "transports:") == transports_of_rank_0
@@ -97,11 +98,11 @@ def test_exchanges_survive_delay_and_loss(
             ranks.await_line(rank, "done")
 
 
-def test_a_host_that_vanishes_is_noticed_though_nothing_is_closed(network: LossyNetwork, tmp_path: Path) -> None:
+def test_a_host_that_vanishes_is_noticed_though_nothing_is_closed(network: EmulatedNetwork, tmp_path: Path) -> None:
     with _Ranks(network, tmp_path, transport="auto", family=None, bytes_=2_000, max_lag=0, count=0) as ranks:
         for rank in range(_NUM_RANKS):
             ranks.await_line(rank, "ready")
-        network.link.cut()
+        network.cut()
         start = time.monotonic()
         for rank in range(_NUM_RANKS):
             line = ranks.await_line(rank, "failed:")

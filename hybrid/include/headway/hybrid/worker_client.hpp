@@ -40,7 +40,9 @@ class WorkerClient {
                                                    std::span<PartValues const> gradients);
   /// Sends void notices instead.
   [[nodiscard]] Requester::CallPtr start_drop(std::uint64_t generation, BatchId batch);
-  /// Waits for the answer to gradients or a drop.
+  /// Has the answer to gradients or a drop come? Does not wait.
+  [[nodiscard]] bool is_finished(Requester::Call& end) { return requester_.test(end); }
+  /// Waits for it.
   void finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting = {});
   /// Embeddings of a batch without insertion, whatever the step. The batch ends.
   [[nodiscard]] Embeddings read(BatchName name, WhileWaiting const& while_waiting = {});
