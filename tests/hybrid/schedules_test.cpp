@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Workers and servers as threads, with random delays, over transport `checked`. Without an exact order no answer lacks
-// a part that the staleness demands. In exact order a run has the bits of a reference in one table.
+// a part that the staleness demands. In exact order a run has the bits of a reference in one table, straight and
+// through embedding workers.
 
 #include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/embedding_worker.hpp"
+#include "headway/hybrid/worker_client.hpp"
+#include "random_batch.hpp"
 #include "server_fixture.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -46,9 +54,8 @@ std::vector<float> gradients_of(std::uint64_t step, std::uint32_t worker, std::s
 
 /// Runs a worker: at most staleness + 1 batches are in flight, and end in order.
 /// @param use called with step, ids and rows; returns the gradients
-template <class Use>
-void run_worker(TestWorker& worker, std::uint32_t number, std::uint32_t staleness, unsigned seed, double rate,
-                Use use) {
+template <class Worker, class Use>
+void run_worker(Worker& worker, std::uint32_t number, std::uint32_t staleness, unsigned seed, double rate, Use use) {
   std::mt19937 random(seed * 100 + number);
   std::uint64_t next = 0;
   for (std::uint64_t step = 0; step < kSteps; ++step) {
@@ -60,8 +67,76 @@ void run_worker(TestWorker& worker, std::uint32_t number, std::uint32_t stalenes
     pause(random);
     worker.finish(step, use(step, rows), rate);
   }
-  for (std::size_t server = 0; server < worker.num_servers(); ++server) worker.client(server).end_at(1, kSteps);
+  worker.end_at(kSteps);
 }
+
+/// Embedding workers, each with a link to every dense worker.
+class EmbeddingWorkers {
+ public:
+  EmbeddingWorkers(Servers& servers, std::size_t count, std::vector<embedding::MergedTable> const& tables,
+                   StepLedger::Options const& options, std::uint64_t fault_seed)
+      : tables_(tables), options_(options), fault_seed_(fault_seed) {
+    for (std::size_t i = 0; i < count; ++i) {
+      workers_.push_back(std::make_unique<EmbeddingWorker>(EmbeddingWorkerOptions{
+          .connect = [&servers] { return ends_of(servers); }, .timeout = kLong, .max_buffer_bytes = 1 << 20}));
+    }
+  }
+  /// Clients of all, for one dense worker. Thread-safe.
+  [[nodiscard]] std::vector<std::unique_ptr<WorkerClient>> connect() {
+    std::vector<std::unique_ptr<WorkerClient>> clients;
+    FeatureSetting const feature{.name = "f", .table = kTable};
+    for (auto& worker : workers_) {
+      auto [here, there] = make_two_ends(fault_seed_);
+      {
+        std::lock_guard const lock(mutex_);
+        responders_.push_back(
+            std::make_unique<Responder>(std::move(here), ResponderOptions{.incarnation = 1},
+                                        [&worker = *worker](Request& request) { worker.handle(request); }));
+      }
+      clients.push_back(std::make_unique<WorkerClient>("a worker", std::move(there), kLong));
+      clients.back()->set_up(tables_, {&feature, 1});
+      clients.back()->begin_generation(1, options_, 1);
+    }
+    return clients;
+  }
+
+ private:
+  std::vector<embedding::MergedTable> tables_;
+  StepLedger::Options options_;
+  std::uint64_t fault_seed_;
+  std::mutex mutex_;  ///< Guards responders_.
+  std::vector<std::unique_ptr<EmbeddingWorker>> workers_;
+  std::vector<std::unique_ptr<Responder>> responders_;
+};
+
+/// A dense worker whose batches go through embedding workers, which take turns.
+class ThroughWorkers {
+ public:
+  ThroughWorkers(EmbeddingWorkers& workers, std::uint32_t number) : clients_(workers.connect()), number_(number) {}
+
+  void start(std::uint64_t step, std::span<std::uint64_t const> ids) {
+    std::vector<std::int64_t> const signed_ids(ids.begin(), ids.end()), lengths(ids.size(), 1);
+    BatchName const name{.loader = number_ + 1, .number = step};
+    FeatureIds const feature{.ids = signed_ids, .lengths = lengths};
+    at(step).submit(name, {&feature, 1});
+    fetches_[step] = at(step).start_fetch(1, name, {step, number_});
+  }
+  [[nodiscard]] std::vector<float> rows(std::uint64_t step) {
+    return at(step).wait_embeddings(*fetches_.extract(step).mapped(), {step, number_}).values.at(0);
+  }
+  void finish(std::uint64_t step, std::span<float const> gradients, double rate) {
+    PartValues const part{.rate = rate, .gradients = gradients};
+    at(step).finish(*at(step).start_gradients(1, {step, number_}, {&part, 1}), {step, number_});
+  }
+  void end_at(std::uint64_t step) { clients_.front()->end_at(1, step); }
+
+ private:
+  [[nodiscard]] WorkerClient& at(std::uint64_t step) { return *clients_[(step + number_) % clients_.size()]; }
+
+  std::vector<std::unique_ptr<WorkerClient>> clients_;
+  std::uint32_t number_;
+  std::map<std::uint64_t, Requester::CallPtr> fetches_;
+};
 
 void begin(Servers& servers, std::vector<embedding::MergedTable> const& tables, StepLedger::Options const& options) {
   for (auto& client : servers.connect()) {
@@ -73,8 +148,8 @@ void begin(Servers& servers, std::vector<embedding::MergedTable> const& tables, 
 /// Staleness, workers, servers.
 class Schedules : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, std::size_t>> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Schedules,
-                         testing::Combine(testing::Values(0, 1, 4, 16), testing::Values(1, 2, 4),
-                                          testing::Values(1, 3)));
+                         testing::Combine(testing::Values(0, 1, 4, 16), testing::Values(1, 2, 3, 4),
+                                          testing::Values(1, 2, 3)));
 
 TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
   auto const [staleness, num_workers, num_servers] = GetParam();
@@ -121,16 +196,19 @@ TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
   EXPECT_EQ(sum, static_cast<float>(total)) << "each part counts once";
 }
 
-TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
-  auto const [staleness, num_workers, num_servers] = GetParam();
-  constexpr std::size_t kDim = 5;
-  auto const tables = one_table(kDim, kernels::OptimizerKind::kAdam, embedding::Initializer::uniform(-1, 1, 3));
-  constexpr double kRate = 0.05;
-  using Reads = std::vector<std::vector<std::vector<float>>>;  // (workers)(steps)
+constexpr std::size_t kDim = 5;
+constexpr double kRate = 0.05;
+using Reads = std::vector<std::vector<std::vector<float>>>;  // (workers)(steps)
 
-  // The reference: lookups of a step see exactly the steps before it, without the last `staleness` ones.
+std::vector<embedding::MergedTable> exact_table() {
+  return one_table(kDim, kernels::OptimizerKind::kAdam, embedding::Initializer::uniform(-1, 1, 3));
+}
+
+/// Returns the rows that workers must read in exact order. A lookup sees exactly the steps before it, without the last
+/// `staleness` ones.
+Reads expected_reads(std::uint32_t staleness, std::uint32_t num_workers) {
   Reads expected(num_workers, std::vector<std::vector<float>>(kSteps));
-  embedding::ShardedTable reference(tables, embedding::make_local_exchanger());
+  embedding::ShardedTable reference(exact_table(), embedding::make_local_exchanger());
   using Batches = std::vector<std::unique_ptr<embedding::ShardedTable::Batch>>;
   std::deque<Batches> pending;
   std::vector<std::vector<std::vector<float>>> gradients;  // (steps)(workers)
@@ -160,26 +238,58 @@ TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
       pending.back().push_back(std::move(batch));
     }
   }
+  return expected;
+}
 
-  for (unsigned seed = 1; seed <= 3; ++seed) {
-    Servers servers(num_servers, {}, seed);
-    begin(servers, tables, {.num_workers = num_workers, .staleness = staleness, .is_exact = true});
-    std::vector<std::thread> threads;
-    Reads found(num_workers, std::vector<std::vector<float>>(kSteps));
-    for (std::uint32_t number = 0; number < num_workers; ++number) {
-      threads.emplace_back([&, number, staleness = staleness] {
-        TestWorker worker(servers, number, 1, kDim);
-        run_worker(worker, number, staleness, seed, kRate, [&](std::uint64_t step, std::vector<float> const& rows) {
-          found[number][step] = rows;
-          return gradients_of(step, number, rows);
-        });
+/// Runs all workers in exact order, and compares what they read.
+/// @param make_worker returns the worker of a number, on its thread
+template <class MakeWorker>
+void expect_reads(Reads const& expected, std::uint32_t staleness, unsigned seed, MakeWorker make_worker) {
+  std::vector<std::thread> threads;
+  Reads found(expected.size(), std::vector<std::vector<float>>(kSteps));
+  for (std::uint32_t number = 0; number < expected.size(); ++number) {
+    threads.emplace_back([&, number] {
+      auto worker = make_worker(number);
+      run_worker(worker, number, staleness, seed, kRate, [&](std::uint64_t step, std::vector<float> const& rows) {
+        found[number][step] = rows;
+        return gradients_of(step, number, rows);
       });
+    });
+  }
+  for (auto& each : threads) each.join();
+  for (std::uint32_t number = 0; number < expected.size(); ++number) {
+    for (std::uint64_t step = 0; step < kSteps; ++step) {
+      ASSERT_EQ(found[number][step], expected[number][step]) << "worker " << number << ", step " << step;
     }
-    for (auto& each : threads) each.join();
-    for (std::uint32_t number = 0; number < num_workers; ++number) {
-      for (std::uint64_t step = 0; step < kSteps; ++step) {
-        ASSERT_EQ(found[number][step], expected[number][step]) << "worker " << number << ", step " << step;
-      }
+  }
+}
+
+/// Seeds of each size: HEADWAY_TEST_SCHEDULES if it is set.
+unsigned num_schedules(unsigned otherwise) {
+  char const* const value = std::getenv("HEADWAY_TEST_SCHEDULES");
+  return value == nullptr ? otherwise : static_cast<unsigned>(std::strtoul(value, nullptr, 10));
+}
+
+TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  StepLedger::Options const options{.num_workers = num_workers, .staleness = staleness, .is_exact = true};
+  auto const expected = expected_reads(staleness, num_workers);
+  for (unsigned seed = 1; seed <= num_schedules(3); ++seed) {
+    Servers servers(num_servers, {}, seed);
+    begin(servers, exact_table(), options);
+    expect_reads(expected, staleness, seed, [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
+  }
+}
+
+TEST_P(Schedules, ExactOrderHasTheBitsOfOneTableThroughEmbeddingWorkers) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  StepLedger::Options const options{.num_workers = num_workers, .staleness = staleness, .is_exact = true};
+  auto const expected = expected_reads(staleness, num_workers);
+  for (std::size_t const num_embedding_workers : {1, 2}) {
+    for (unsigned seed = 1; seed <= num_schedules(1); ++seed) {
+      Servers servers(num_servers, {}, seed);
+      EmbeddingWorkers workers(servers, num_embedding_workers, exact_table(), options, seed);
+      expect_reads(expected, staleness, seed, [&](std::uint32_t number) { return ThroughWorkers(workers, number); });
     }
   }
 }

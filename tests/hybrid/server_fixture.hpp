@@ -75,7 +75,9 @@ class TestWorker {
       : clients_(servers.connect()), number_(number), generation_(generation), dim_(dim) {}
 
   [[nodiscard]] ServerClient& client(std::size_t server) { return *clients_[server]; }
-  [[nodiscard]] std::size_t num_servers() const { return clients_.size(); }
+  void end_at(std::uint64_t step) {
+    for (auto& client : clients_) client->end_at(generation_, step);
+  }
 
   /// Sends the keys of a step to their owners. @param ids without duplicates
   void start(std::uint64_t step, std::span<std::uint64_t const> ids) {

@@ -45,7 +45,7 @@ def test_without_staleness_it_learns_as_a_collection(two_servers: list[str]) -> 
 
 
 def worker(rank: int, send: object, *, addresses: list[str], counts: list[int]) -> list[float]:
-    """A dense worker of two; trains on ``counts[rank]`` batches."""
+    """A dense worker; trains on ``counts[rank]`` batches."""
     group = dist.group.WORLD
     tables: Any = collection() if not addresses else connect(addresses)
     source = [batch_of(step, rank) for step in range(counts[rank])]
@@ -54,9 +54,9 @@ def worker(rank: int, send: object, *, addresses: list[str], counts: list[int]) 
     return own.tolist()
 
 
-@pytest.mark.parametrize("counts", [[STEPS, STEPS], [STEPS, 3]])
-def test_two_workers_learn_as_two_ranks(two_servers: list[str], counts: list[int]) -> None:
-    run = partial(run_ranks, num_ranks=2, timeout_s=120, backend="gloo", wait_s=60)
+@pytest.mark.parametrize("counts", [[STEPS, STEPS], [STEPS, 3], [STEPS, 3, STEPS, STEPS]])
+def test_workers_learn_as_ranks(two_servers: list[str], counts: list[int]) -> None:
+    run = partial(run_ranks, num_ranks=len(counts), timeout_s=120, backend="gloo", wait_s=60)
     expected = run(partial(worker, addresses=[], counts=counts))
     assert run(partial(worker, addresses=list(two_servers), counts=counts)) == expected
     assert len(expected) == STEPS, "a worker without data trains empty batches"
