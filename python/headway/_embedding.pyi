@@ -155,6 +155,9 @@ class RecordFileWriter:
     # Waits until all is on disk. Returns the blocks, in the order of writing.
     def finish(self) -> list[_Block]: ...
 
+# Ranges of virtual buckets, (first, end), in which a table with so many keys is written.
+def bucket_ranges(num_keys: int, records_per_block: int) -> list[tuple[int, int]]: ...
+
 # Imports the records that `rank` owns. Sources: path, block, dim, state_size. Targets: table, the numbers of the tables
 # whose records it takes, and the optimizer state of its rows (None: that of the records).
 # RuntimeError: a file cannot be read, is truncated or altered. ValueError: widths do not fit.

@@ -125,6 +125,20 @@ std::size_t expect_at_least_one(std::size_t records_per_block) {
 
 }  // namespace
 
+std::vector<std::pair<std::uint32_t, std::uint32_t>> bucket_ranges(std::size_t num_keys,
+                                                                   std::size_t records_per_block) {
+  constexpr std::size_t kMostRanges = 8;                     // Tables with more keys at once have more.
+  constexpr std::size_t kKeysAtOnce = std::size_t{1} << 23;  // Limit of the mean number of keys in a range.
+  auto const num_ranges =
+      std::max(num_keys / kKeysAtOnce + 1, std::min(kMostRanges, num_keys / (2 * records_per_block)));
+  auto const width = std::max<std::uint32_t>(1, kNumVirtualBuckets / static_cast<std::uint32_t>(num_ranges));
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
+  for (std::uint32_t first = 0; first < kNumVirtualBuckets; first += width) {
+    ranges.emplace_back(first, std::min(first + width, kNumVirtualBuckets));
+  }
+  return ranges;
+}
+
 RecordFileWriter::RecordFileWriter(std::string path, std::size_t records_per_block)
     : path_(std::move(path)),
       records_per_block_(expect_at_least_one(records_per_block)),
@@ -142,6 +156,15 @@ void RecordFileWriter::write(Table const& table, bool are_pending, std::uint32_t
   for (std::size_t begin = 0; begin < listed.ids.size(); begin += records_per_block_) {
     Records part = part_of(listed, begin, std::min(begin + records_per_block_, listed.ids.size()));
     write_in_background(are_pending ? std::move(part) : table.export_records(part.keys()), are_pending);
+  }
+}
+
+void RecordFileWriter::write_table(Table const& table) {
+  auto const size = table.size();
+  for (bool const are_pending : {false, true}) {
+    for (auto const& [first, end] : bucket_ranges(are_pending ? size.pending : size.rows, records_per_block_)) {
+      write(table, are_pending, first, end);
+    }
   }
 }
 

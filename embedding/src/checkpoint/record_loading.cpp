@@ -8,24 +8,37 @@
 #include "headway/embedding/record_file.hpp"
 
 #include <future>
+#include <utility>
 
 namespace headway::embedding {
 
 namespace {
 
-RecordColumns columns_of(Records const& records, RecordSource const& source) {
+RecordColumns columns_of(Records const& records, std::size_t dim, std::size_t state_size, bool are_pending) {
   return {.ids = records.ids,
           .tables = records.tables,
           .counts = records.counts,
           .steps = records.steps,
           .embeddings = records.embeddings,
           .states = records.states,
-          .dim = source.dim,
-          .state_size = source.state_size,
-          .are_pending = source.block.are_pending};
+          .dim = dim,
+          .state_size = state_size,
+          .are_pending = are_pending};
 }
 
 }  // namespace
+
+void copy_records(Table const& table, RecordTarget const& target) {
+  auto const size = table.size();
+  for (bool const are_pending : {false, true}) {
+    for (auto const& [first, end] : bucket_ranges(are_pending ? size.pending : size.rows)) {
+      auto listed = are_pending ? table.list_pending(first, end) : table.list(first, end);
+      if (listed.ids.empty()) continue;
+      auto const records = are_pending ? std::move(listed) : table.export_records(listed.keys());
+      import_records_of_rank(columns_of(records, table.dim(), table.state_size(), are_pending), {&target, 1}, 0, 1);
+    }
+  }
+}
 
 void load_records(std::span<RecordSource const> sources, std::span<RecordTarget const> targets, std::uint32_t rank,
                   std::uint32_t num_ranks) {
@@ -43,7 +56,9 @@ void load_records(std::span<RecordSource const> sources, std::span<RecordTarget 
   for (std::size_t i = 0; i < order.size(); ++i) {
     Records const records = next.get();
     read(i + 1);
-    import_records_of_rank(columns_of(records, *order[i]), targets, rank, num_ranks);
+    auto const& source = *order[i];
+    import_records_of_rank(columns_of(records, source.dim, source.state_size, source.block.are_pending), targets, rank,
+                           num_ranks);
   }
 }
 

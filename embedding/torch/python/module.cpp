@@ -245,6 +245,7 @@ void define_records(py::module_& module) {
           py::arg("end_bucket"))
       .def_property_readonly("num_blocks", &RecordFileWriter::num_blocks)
       .def("finish", &finish, WithoutGil());
+  module.def("bucket_ranges", &bucket_ranges, py::arg("num_keys"), py::arg("records_per_block"));
   module.def(
       "encode_records", [](FragmentTuple const& records) { return encode(fragment_of(records)); }, WithoutGil());
   module.def(

@@ -141,12 +141,16 @@ def keep_within_limit(names: Iterable[str], table: _embedding.Table) -> None:
     A rank may hold a tenth more than its share of ``max_rows``. So many ranks can save more rows than fewer ranks have
     room for.
     """
-    evicted = table.evict_beyond_limit()
+    warn_of_evicted(names, table.evict_beyond_limit())
+
+
+def warn_of_evicted(names: Iterable[str], evicted: int) -> None:
+    """Warns if loaded rows of a merged table had no room."""
     if evicted > 0:
         warnings.warn(
             f"table {'+'.join(names)}: {evicted} loaded rows did not fit into max_rows and were evicted, those of "
             "fewest lookups first unless the table has another policy; load with a larger max_rows to keep them",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

@@ -10,6 +10,7 @@
 #include <future>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace headway::embedding {
@@ -26,12 +27,20 @@ struct RecordBlock {
                 end_bucket = 0;  ///< Virtual buckets of the keys: the first, and the one after the last.
 };
 
+/// Records of a block in checkpoints.
+inline constexpr std::size_t kRecordsPerBlock = std::size_t{1} << 16;
+
+/// Ranges of virtual buckets, (first, end), in which a table with `num_keys` keys is written: the list of the keys of
+/// one range is in memory at a time, and each range costs a scan of the whole table.
+[[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint32_t>> bucket_ranges(
+    std::size_t num_keys, std::size_t records_per_block = kRecordsPerBlock);
+
 /// Writes the records of tables into a new file, block by block. record_file.cpp has the format. One thread uses it.
 class RecordFileWriter {
  public:
   /// Creates the file, or empties it.
   /// @throws base::SystemError if it cannot be created; base::UsageError for blocks without records
-  explicit RecordFileWriter(std::string path, std::size_t records_per_block = 1 << 16);
+  explicit RecordFileWriter(std::string path, std::size_t records_per_block = kRecordsPerBlock);
   RecordFileWriter(RecordFileWriter const&) = delete;
   RecordFileWriter& operator=(RecordFileWriter const&) = delete;
   ~RecordFileWriter();
@@ -40,6 +49,9 @@ class RecordFileWriter {
   /// the table during the call; the last block may still be written after it.
   /// @throws base::SystemError if an earlier block could not be written; base::UsageError in every call after that
   void write(Table const& table, bool are_pending, std::uint32_t first_bucket, std::uint32_t end_bucket);
+  /// Writes all keys of a table: those with a row, then those that wait for one.
+  /// @throws as write()
+  void write_table(Table const& table);
   /// Waits until all is on disk. Nothing can be written afterwards.
   /// @returns the blocks, in the order of writing
   /// @throws base::SystemError if a block could not be written; base::UsageError in every call after that
@@ -70,6 +82,10 @@ struct RecordSource {
 /// Reads a block.
 /// @throws base::SystemError if the file cannot be read; std::runtime_error if it is truncated or altered
 [[nodiscard]] Records read_records(RecordSource const& source);
+
+/// Imports the records of a table whose Key::table is one of `target.table_ids` into the table of `target`.
+/// @throws as import_records_of_rank()
+void copy_records(Table const& table, RecordTarget const& target);
 
 /// import_records_of_rank() of all blocks: rows before pending keys. Reads one block while it imports another.
 /// @throws as read_records() and import_records_of_rank(). Records of blocks before the bad one are imported.

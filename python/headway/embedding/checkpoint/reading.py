@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -80,15 +81,8 @@ def _read_all(
     strict: bool,
     embeddings_only: bool = False,
 ) -> None:
-    _expect_fitting(folder, manifest, merged_tables, tables, strict=strict, embeddings_only=embeddings_only)
-    sources, targets = [], []
-    for block in _blocks_of_rank(manifest, rank, num_ranks):
-        if not 0 <= block.group < len(manifest.groups):
-            raise CheckpointError(f"the manifest of the checkpoint {folder} has no merged table {block.group}")
-        group = manifest.groups[block.group]
-        fields = (block.offset, block.num_bytes, block.crc32, block.pending, block.num_keys)
-        fields_and_buckets = (*fields, block.first_bucket, block.end_bucket)
-        sources.append((os.fsencode(folder / block.file), fields_and_buckets, group["dim"], group["state_size"]))
+    expect_fitting(folder, manifest, merged_tables, tables, strict=strict, embeddings_only=embeddings_only)
+    sources, targets = sources_of(folder, manifest, rank, num_ranks), []
     for merged, table in zip(merged_tables, tables, strict=True):
         initial_state = initial_state_of(merged.config.optimizer) if embeddings_only else None
         targets.append((table, [table_id_of(each.name) for each in merged.tables], initial_state))
@@ -100,6 +94,19 @@ def _read_all(
         keep_within_limit([each.name for each in merged.tables], table)
 
 
+def sources_of(folder: Path, manifest: Manifest, rank: int, num_ranks: int) -> list[tuple[bytes, Any, int, int]]:
+    """Returns the blocks that one of ``num_ranks`` ranks reads: path, fields of the block, dim and state size."""
+    sources: list[tuple[bytes, Any, int, int]] = []
+    for block in _blocks_of_rank(manifest, rank, num_ranks):
+        if not 0 <= block.group < len(manifest.groups):
+            raise CheckpointError(f"the manifest of the checkpoint {folder} has no merged table {block.group}")
+        group = manifest.groups[block.group]
+        fields = (block.offset, block.num_bytes, block.crc32, block.pending, block.num_keys)
+        fields_and_buckets = (*fields, block.first_bucket, block.end_bucket)
+        sources.append((os.fsencode(folder / block.file), fields_and_buckets, group["dim"], group["state_size"]))
+    return sources
+
+
 def _blocks_of_rank(manifest: Manifest, rank: int, num_ranks: int) -> list[Block]:
     """Returns the blocks that have records of this rank, and maybe of others."""
     if manifest.routing_version != _embedding.ROUTING_VERSION:
@@ -108,7 +115,7 @@ def _blocks_of_rank(manifest: Manifest, rank: int, num_ranks: int) -> list[Block
     return [block for block in manifest.blocks if block.first_bucket < end and block.end_bucket > first]
 
 
-def _expect_fitting(
+def expect_fitting(
     folder: Path,
     manifest: Manifest,
     merged_tables: Sequence[MergedTable],
@@ -117,6 +124,11 @@ def _expect_fitting(
     strict: bool,
     embeddings_only: bool,
 ) -> None:
+    """Checks that tables can be read from a checkpoint.
+
+    Raises:
+        CheckpointError: they differ.
+    """
     saved = {name: group for group in manifest.groups for name in group["tables"]}
     wanted = {
         each.name: describe(merged, table)

@@ -13,8 +13,9 @@ import fcntl
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -27,8 +28,6 @@ from headway.embedding.merging import MergedTable
 _LOCK = ".lock"
 _FILE_NAME = re.compile(r"tables-[0-9a-f]{12}-\d{5}\.bin")
 _BLOCK_RECORDS = 1 << 16
-_SLICES = 8  # Ranges of virtual buckets into which a table is cut. Small tables have fewer, large ones more.
-_RECORDS_AT_ONCE = 1 << 23  # Limit of the mean number of keys in a range. Each range costs a scan of the whole table.
 
 
 def save(
@@ -55,17 +54,46 @@ def save(
             place, but is perhaps not on disk yet.
     """
     rank = 0 if process_group is None else process_group.rank()
-    name = f"tables-{broadcast(uuid.uuid4().hex[:12], process_group)}-{rank:05d}.bin"
+
+    def write(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Block]]:
+        with _expect_unchanged(merged_tables, tables):
+            blocks = _write_file(paths[0], tables)
+        return [describe(merged, table) for merged, table in zip(merged_tables, tables, strict=True)], blocks
+
+    save_files(
+        folder, merged_tables, write, files=[rank], step=step, process_group=process_group, replace=replace
+    )
+
+
+def save_files(
+    folder: Path,
+    merged_tables: Sequence[MergedTable],
+    write: Callable[[Sequence[Path]], tuple[list[dict[str, Any]], list[Block]]],
+    *,
+    files: Sequence[int],
+    step: int,
+    process_group: dist.ProcessGroup | None,
+    replace: bool,
+) -> None:
+    """Makes a checkpoint of files that others write. All ranks call it; other arguments are those of ``save()``.
+
+    Args:
+        write: writes the files of the paths; returns ``Manifest.groups``, and the blocks of its files.
+        files: numbers of the files that this rank writes.
+    """
+    rank = 0 if process_group is None else process_group.rank()
+    prefix = f"tables-{broadcast(uuid.uuid4().hex[:12], process_group)}"
+    paths = [folder / f"{prefix}-{number:05d}.bin" for number in files]
     with contextlib.ExitStack() as stack:
         names = {table.name for merged in merged_tables for table in merged.tables}
         error = broadcast(_begin_save(folder, stack, None if replace else names) if rank == 0 else None, process_group)
         _refuse(folder, [error])
-        may_be_named = False  # Can a manifest in the folder name this rank's file?
+        may_be_named = False  # Can a manifest in the folder name this rank's files?
         try:
+            groups: list[dict[str, Any]] = []
             blocks: list[Block] = []
             try:
-                with _expect_unchanged(merged_tables, tables):
-                    blocks = _write_file(folder / name, tables)
+                groups, blocks = write(paths)
             except Exception as failure:  # Any error must reach the other ranks, which wait in all_gather().
                 error = f"rank {rank}: {type(failure).__name__}: {failure}"
             may_be_named = error is None  # all_gather() may fail on this rank and succeed on rank 0.
@@ -77,7 +105,7 @@ def save(
                 manifest = Manifest(
                     step=step,
                     routing_version=_embedding.ROUTING_VERSION,
-                    groups=[describe(merged, table) for merged, table in zip(merged_tables, tables, strict=True)],
+                    groups=groups,
                     blocks=[block for _, part in parts for block in part],
                 )
                 error, may_be_named = _publish(folder, manifest)
@@ -86,8 +114,9 @@ def save(
             _refuse(folder, [error])
         finally:
             if not may_be_named:
-                with contextlib.suppress(OSError):
-                    (folder / name).unlink()
+                for path in paths:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
         if rank == 0:
             with contextlib.suppress(OSError):  # The next save removes what is left.
                 _remove_unnamed(folder, {block.file for block in manifest.blocks})
@@ -184,7 +213,8 @@ def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
     groups: list[int] = []  # The merged table of each block.
     for group, table in enumerate(tables):
         for pending in (False, True):
-            for buckets in _slices(table, pending=pending):
+            num_keys = table.size()["pending" if pending else "rows"]
+            for buckets in _embedding.bucket_ranges(num_keys, _BLOCK_RECORDS):
                 _write_slice(writer, table, buckets, pending=pending)
         groups += [group] * (writer.num_blocks - len(groups))
     return [
@@ -198,15 +228,6 @@ def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
 def _write_slice(writer: RecordFileWriter, table: Table, buckets: tuple[int, int], *, pending: bool) -> None:
     first_bucket, end_bucket = buckets
     writer.write(table, pending=pending, first_bucket=first_bucket, end_bucket=end_bucket)
-
-
-def _slices(table: Table, *, pending: bool) -> Iterator[tuple[int, int]]:
-    """Yields ranges of virtual buckets, (first, end). The list of keys of one range is in memory at a time."""
-    num_keys = table.size()["pending" if pending else "rows"]
-    num_slices = max(num_keys // _RECORDS_AT_ONCE + 1, min(_SLICES, num_keys // (2 * _BLOCK_RECORDS)))
-    width = max(1, _embedding.NUM_VIRTUAL_BUCKETS // num_slices)
-    for first in range(0, _embedding.NUM_VIRTUAL_BUCKETS, width):
-        yield first, min(first + width, _embedding.NUM_VIRTUAL_BUCKETS)
 
 
 def _publish(folder: Path, manifest: Manifest) -> tuple[str | None, bool]:
