@@ -91,6 +91,153 @@ ServerStatus query_status(std::string const& address, std::string const& job, do
   return ServerClient(comm::dial(address, options), milliseconds_of(timeout_s)).status();
 }
 
+// Checkpoints: rank 0 of the dense workers asks the servers, whatever way its lookups take.
+
+/// Calls of all servers of a job, at the same time. Errors name the server.
+class ServerCalls {
+ public:
+  ServerCalls(std::vector<std::string> const& addresses, std::string const& job, double connect_timeout_s,
+              double timeout_s)
+      : timeout_(milliseconds_of(timeout_s)) {
+    auto const options = link_options(job, connect_timeout_s);
+    for (auto const& address : addresses) {
+      auto name = "parameter server " + std::to_string(servers_.size()) + " at " + address;
+      auto client = std::make_unique<ServerClient>(comm::dial(address, options), timeout_);
+      servers_.push_back({.name = std::move(name), .client = std::move(client)});
+    }
+  }
+
+  /// Starts a call at each server, then waits for all. @returns their answers
+  template <class Start>
+  std::vector<Body> call(Start&& start, std::string const& missing) {
+    std::vector<Requester::CallPtr> calls;
+    for (std::size_t i = 0; i < servers_.size(); ++i) {
+      named(i, [&](ServerClient& client) { calls.push_back(start(i, client)); });
+    }
+    auto const until = comm::deadline_after(timeout_);
+    std::vector<Body> answers(servers_.size());
+    std::vector<bool> has_answered(servers_.size());
+    for (std::size_t num_answered = 0; num_answered < servers_.size();) {
+      for (std::size_t i = 0; i < servers_.size(); ++i) {  // All, since another one may be lost.
+        if (has_answered[i]) continue;
+        named(i, [&](ServerClient& client) {
+          auto reply = client.requester().wait(*calls[i], kTick / static_cast<int>(servers_.size()));
+          if (!reply && comm::Clock::now() >= until) {
+            throw base::OperationError(
+                {base::StatusCode::kTimeout, missing + " within " + std::to_string(timeout_.count()) + " ms"});
+          }
+          if (!reply) return;
+          if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+          answers[i] = std::move(reply->body);
+          has_answered[i] = true;
+          ++num_answered;
+        });
+      }
+      check_signals();
+    }
+    return answers;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kTick{100};
+
+  /// Runs `call` for a server; its errors name the server.
+  template <class Call>
+  void named(std::size_t index, Call&& call) {
+    auto const prefix = servers_[index].name + ": ";
+    try {
+      call(*servers_[index].client);
+    } catch (base::OperationError const& error) {
+      throw base::OperationError({error.status().code(), prefix + error.what()});
+    } catch (RequestRefused const& refused) {
+      throw RequestRefused(refused.code(), prefix + refused.what());
+    }
+  }
+
+  std::chrono::milliseconds timeout_;
+  std::vector<ServerEnd> servers_;
+};
+
+/// A block of a record file, in the order of the fields of RecordBlock; and a source: path, block, dim, state size.
+using BlockTuple =
+    std::tuple<std::uint64_t, std::uint64_t, std::uint32_t, bool, std::uint64_t, std::uint32_t, std::uint32_t>;
+using SourceTuple = std::tuple<std::string, BlockTuple, std::size_t, std::size_t>;
+/// Dim, state size, blocks.
+using SavedTuple = std::tuple<std::uint64_t, std::uint64_t, std::vector<BlockTuple>>;
+/// Ids of tables, and the optimizer state of their rows (None: that of the records).
+using LoadedTuple = std::pair<std::vector<std::uint32_t>, std::optional<float>>;
+
+/// (servers, merged tables)
+std::vector<std::vector<SavedTuple>> save_tables(std::vector<std::string> const& addresses, std::string const& job,
+                                                 std::uint64_t generation, std::uint64_t step, std::uint64_t end,
+                                                 std::vector<std::string> const& paths, double connect_timeout_s,
+                                                 double timeout_s) {
+  base::expects(paths.size() == addresses.size(), "save_tables: a path for each server");
+  py::gil_scoped_release const without_gil;
+  ServerCalls servers(addresses, job, connect_timeout_s, timeout_s);
+  auto const answers = servers.call(
+      [&](std::size_t i, ServerClient& client) {
+        return client.start_save(generation, {.step = step, .end = end, .path = paths[i]});
+      },
+      "its checkpoint was not written");
+  std::vector<std::vector<SavedTuple>> all;
+  for (auto const& answer : answers) {
+    auto& of_server = all.emplace_back();
+    for (auto const& table : decode_saved(answer)) {
+      std::vector<BlockTuple> blocks;
+      for (auto const& block : table.blocks) {
+        blocks.emplace_back(block.offset, block.num_bytes, block.crc32, block.are_pending, block.num_keys,
+                            block.first_bucket, block.end_bucket);
+      }
+      of_server.emplace_back(table.dim, table.state_size, std::move(blocks));
+    }
+  }
+  return all;
+}
+
+/// (servers, merged tables) Rows without room.
+std::vector<std::vector<std::uint64_t>> load_tables(std::vector<std::string> const& addresses, std::string const& job,
+                                                    std::uint64_t generation, std::uint64_t step,
+                                                    std::vector<std::vector<SourceTuple>> const& sources,
+                                                    std::vector<LoadedTuple> const& tables, double connect_timeout_s,
+                                                    double timeout_s) {
+  base::expects(sources.size() == addresses.size(), "load_tables: sources for each server");
+  std::vector<LoadArgs> loads;
+  for (auto const& of_server : sources) {
+    auto& load = loads.emplace_back();
+    load.step = step;
+    load.index = static_cast<std::uint32_t>(loads.size() - 1);
+    load.count = static_cast<std::uint32_t>(addresses.size());
+    for (auto const& [table_ids, initial_state] : tables) {
+      load.tables.push_back({.table_ids = table_ids, .initial_state = initial_state});
+    }
+    for (auto const& [path, block, dim, state_size] : of_server) {
+      auto const& [offset, num_bytes, crc32, are_pending, num_keys, first_bucket, end_bucket] = block;
+      load.sources.push_back({.path = path,
+                              .block = {.offset = offset,
+                                        .num_bytes = num_bytes,
+                                        .crc32 = crc32,
+                                        .are_pending = are_pending,
+                                        .num_keys = num_keys,
+                                        .first_bucket = first_bucket,
+                                        .end_bucket = end_bucket},
+                              .dim = dim,
+                              .state_size = state_size});
+    }
+  }
+  py::gil_scoped_release const without_gil;
+  ServerCalls servers(addresses, job, connect_timeout_s, timeout_s);
+  auto const answers =
+      servers.call([&](std::size_t i, ServerClient& client) { return client.start_load(generation, loads[i]); },
+                   "the checkpoint was not read");
+  static_cast<void>(
+      servers.call([&](std::size_t, ServerClient& client) { return client.start_take_loaded(generation); },
+                   "the checkpoint was not taken"));
+  std::vector<std::vector<std::uint64_t>> evicted;
+  for (auto const& answer : answers) evicted.push_back(decode_evicted(answer));
+  return evicted;
+}
+
 std::vector<embedding::MergedTable> merged_tables_of(std::vector<embedding::TableSettings> const& settings,
                                                      std::vector<std::vector<std::uint32_t>> const& table_ids,
                                                      std::vector<bool> const& reads_zeros) {
@@ -420,6 +567,11 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_readonly("staleness", &ServerStatus::staleness);
   py::register_exception<RequestRefused>(module, "RequestRefusedError", PyExc_RuntimeError);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
+  module.def("save_tables", &save_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
+             py::arg("step"), py::arg("end"), py::arg("paths"), py::arg("connect_timeout_s"), py::arg("timeout_s"));
+  module.def("load_tables", &load_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
+             py::arg("step"), py::arg("sources"), py::arg("tables"), py::arg("connect_timeout_s"),
+             py::arg("timeout_s"));
   py::class_<PythonWorkers>(module, "EmbeddingWorkers")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
                     std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&,

@@ -57,6 +57,36 @@ class ServerStatus:
 
 def query_status(address: str, *, job: str, timeout_s: float) -> ServerStatus: ...
 
+# Offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket.
+_Block = tuple[int, int, int, bool, int, int, int]
+
+# Lets each server write its file; returns (servers, merged tables): dim, state size, blocks.
+def save_tables(
+    addresses: Sequence[str],
+    *,
+    job: str,
+    generation: int,
+    step: int,
+    end: int,
+    paths: Sequence[bytes],
+    connect_timeout_s: float,
+    timeout_s: float,
+) -> list[list[tuple[int, int, list[_Block]]]]: ...
+
+# Lets each server read its sources (path, block, dim, state size) into its merged tables (ids of tables that the
+# checkpoint has, and the optimizer state of their rows or None). Returns rows without room, (servers, merged tables).
+def load_tables(
+    addresses: Sequence[str],
+    *,
+    job: str,
+    generation: int,
+    step: int,
+    sources: Sequence[Sequence[tuple[bytes, _Block, int, int]]],
+    tables: Sequence[tuple[Sequence[int], float | None]],
+    connect_timeout_s: float,
+    timeout_s: float,
+) -> list[list[int]]: ...
+
 class EmbeddingClient:
     def __init__(
         self,

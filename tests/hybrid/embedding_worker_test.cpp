@@ -146,6 +146,25 @@ TEST_F(EmbeddingWorkerTest, AFetchWaitsForTheStalenessAndGradientsDoNot) {
   for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 3U);
 }
 
+TEST_F(EmbeddingWorkerTest, AGenerationThatBeginsBuffersBatchesWithoutGradientsAgain) {
+  begin(2, {.num_workers = 1, .staleness = 1});
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    ask(WorkerRequest::kSubmit, submission({9, step}, RandomBatch(static_cast<unsigned>(step))));
+    ask(WorkerRequest::kFetch, encode_fetch({9, step}, {step, 0}));
+  }
+  ask(WorkerRequest::kGradients, encode_part({0, 0}, std::vector<PartValues>(2)));
+  auto const in_second = [&](WorkerRequest kind, Body body) {
+    return requester_->ask({.kind = static_cast<std::uint32_t>(kind), .generation = 2, .body = std::move(body)}, kLong);
+  };
+  in_second(WorkerRequest::kBeginGeneration, encode_generation({.num_workers = 1, .first_step = 1}, 6));
+  EXPECT_EQ(worker_->counts().buffered, 1U);
+  in_second(WorkerRequest::kFetch, encode_fetch({9, 1}, {1, 0}));
+  EXPECT_EQ(worker_->counts().buffered_bytes, 0U);
+  in_second(WorkerRequest::kGradients, encode_part({1, 0}, std::vector<PartValues>(2)));
+  EXPECT_NE(refusal_of([&] { in_second(WorkerRequest::kFetch, encode_fetch({9, 0}, {2, 0})); }), "");
+  for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 2U);
+}
+
 TEST_F(EmbeddingWorkerTest, AStepWithoutABatchIsDropped) {
   begin(2, {.num_workers = 1});
   ask(WorkerRequest::kDrop, encode_batch({.step = 0, .worker = 0}));

@@ -65,35 +65,46 @@ ParameterServer::ParameterServer(ParameterServerOptions options)
 ParameterServer::~ParameterServer() = default;
 
 void ParameterServer::handle(Request& request) {
+  switch (static_cast<ServerRequest>(request.kind())) {
+    case ServerRequest::kConfigure:
+    case ServerRequest::kBeginGeneration:
+    case ServerRequest::kSave:
+    case ServerRequest::kLoad:
+    case ServerRequest::kTakeLoaded: {
+      std::lock_guard const alone(requests_);
+      if (!is_refused_as_failed(request)) handle_alone(request);
+      return;
+    }
+    default: {
+      std::shared_lock const together(requests_);
+      if (!is_refused_as_failed(request)) handle_together(request);
+    }
+  }
+}
+
+void ParameterServer::handle_alone(Request& request) {
   auto const kind = static_cast<ServerRequest>(request.kind());
-  if (kind == ServerRequest::kConfigure || kind == ServerRequest::kBeginGeneration) {
-    std::lock_guard const alone(requests_);
-    if (is_refused_as_failed(request)) return;
-    return kind == ServerRequest::kConfigure ? configure(request) : begin_generation(request);
-  }
-  std::shared_lock const together(requests_);
-  if (is_refused_as_failed(request)) return;
+  if (kind == ServerRequest::kConfigure) return configure(request);
+  if (kind == ServerRequest::kBeginGeneration) return begin_generation(request);
+  if (is_refused_as_old(request)) return;
   switch (kind) {
-    case ServerRequest::kRead:
-      return read(request);
-    case ServerRequest::kStatus:
-      return request.reply(encode_status(present_status()));
-    case ServerRequest::kLookup:
-    case ServerRequest::kPart:
-    case ServerRequest::kVoid:
-    case ServerRequest::kEndAt:
-      break;
+    case ServerRequest::kSave:
+      return save(request);
+    case ServerRequest::kLoad:
+      return load(request);
     default:
-      throw base::UsageError("a parameter server has no requests of kind " + std::to_string(request.kind()));
+      return take_loaded(request);
   }
-  base::expects(!configuration_.empty(), "the server has no tables yet");
-  base::expects(ledger_.has_value(), "no generation has begun");
-  if (request.generation() != generation_) {
-    base::expects(request.generation() < generation_, "generation " + std::to_string(request.generation()) +
-                                                          " has not begun; this is " + std::to_string(generation_));
-    return request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(request.generation()) +
-                                                         " has ended; this is " + std::to_string(generation_));
-  }
+}
+
+void ParameterServer::handle_together(Request& request) {
+  auto const kind = static_cast<ServerRequest>(request.kind());
+  if (kind == ServerRequest::kRead) return read(request);
+  if (kind == ServerRequest::kStatus) return request.reply(encode_status(present_status()));
+  bool const is_known = kind == ServerRequest::kLookup || kind == ServerRequest::kPart ||
+                        kind == ServerRequest::kVoid || kind == ServerRequest::kEndAt;
+  base::expects(is_known, "a parameter server has no requests of kind " + std::to_string(request.kind()));
+  if (is_refused_as_old(request)) return;
   switch (kind) {
     case ServerRequest::kLookup:
       return look_up(request);
@@ -108,6 +119,17 @@ void ParameterServer::handle(Request& request) {
       return advance(lock);
     }
   }
+}
+
+bool ParameterServer::is_refused_as_old(Request& request) const {
+  base::expects(!configuration_.empty(), "the server has no tables yet");
+  base::expects(ledger_.has_value(), "no generation has begun");
+  if (request.generation() == generation_) return false;
+  base::expects(request.generation() < generation_, "generation " + std::to_string(request.generation()) +
+                                                        " has not begun; this is " + std::to_string(generation_));
+  request.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(request.generation()) +
+                                                " has ended; this is " + std::to_string(generation_));
+  return true;
 }
 
 bool ParameterServer::is_refused_as_failed(Request& request) const {
@@ -162,19 +184,25 @@ void ParameterServer::begin_generation(Request& request) {
   constexpr std::uint64_t kMostSteps = std::numeric_limits<std::uint32_t>::max() - StepLedger::kMostStaleness;
   base::expects(options.first_step < kMostSteps - (1U << 20), "the first step is too large");
   counts_.staleness.resize(std::max<std::size_t>(counts_.staleness.size(), options.staleness + std::size_t{1}));
-  for (auto* const held : {&held_, &held_voids_}) {
-    for (auto& [id, waiting] : *held) {
-      waiting.refuse(ReplyCode::kOldGeneration, "generation " + std::to_string(generation_) + " has ended");
-    }
-    held->clear();
-  }
-  counts_.void_generation += batches_.size();
-  batches_.clear();
+  end_generation();
   ledger_.emplace(std::move(ledger));
   generation_ = request.generation();
   token_ = token;
   begin_table_step(options.first_step);
   request.reply({});
+}
+
+void ParameterServer::end_generation() {
+  auto const text = "generation " + std::to_string(generation_) + " has ended";
+  for (auto* const held : {&held_, &held_voids_}) {
+    for (auto& [id, waiting] : *held) waiting.refuse(ReplyCode::kOldGeneration, text);
+    held->clear();
+  }
+  if (held_save_) held_save_->second.refuse(ReplyCode::kOldGeneration, text);
+  held_save_.reset();
+  loaded_.reset();
+  counts_.void_generation += batches_.size();
+  batches_.clear();
 }
 
 void ParameterServer::begin_table_step(std::uint64_t num_applied) {
@@ -240,6 +268,7 @@ void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std
   Body body;
   std::string error;
   try {
+    std::shared_lock const calls(table_calls_);
     body = rows_of(batch->keys, true);
   } catch (std::exception const& caught) {
     error = caught.what();
@@ -292,7 +321,12 @@ void ParameterServer::read(Request& request) {
   wait_for_step(lock);
   ++counts_.reads;
   lock.unlock();
-  request.reply(rows_of(decoded.tables, false));
+  Body rows;
+  {
+    std::shared_lock const calls(table_calls_);
+    rows = rows_of(decoded.tables, false);
+  }
+  request.reply(std::move(rows));
 }
 
 void ParameterServer::take_part(Request& request) {
@@ -392,6 +426,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
       batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
       ledger_->finish_step();
       answer_held(lock);
+      write_if_due();
       ++num_advanced_;
       step_ended_.notify_all();
     }
@@ -400,6 +435,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
     base::log(base::LogLevel::kWarning, "hybrid", 0, "the parameter server has failed: " + failure_);
     held_.clear();
     held_voids_.clear();
+    held_save_.reset();
   }
   is_advancing_ = false;
   step_ended_.notify_all();
@@ -458,7 +494,7 @@ ServerStatus ParameterServer::present_status() const {
   wait_for_step(lock);
   ServerStatus status = counts_;
   status.generation = generation_;
-  status.num_applied = ledger_ ? ledger_->num_applied() : 0;
+  status.num_applied = ledger_ ? ledger_->num_applied() : loaded_step_;
   status.held = held_.size();
   lock.unlock();
   for (auto const& table : tables_) {

@@ -76,6 +76,18 @@ void ServerClient::end_at(std::uint64_t generation, std::uint64_t step) {
   static_cast<void>(ask(ServerRequest::kEndAt, generation, encode_batch({.step = step})));
 }
 
+Requester::CallPtr ServerClient::start_save(std::uint64_t generation, SaveArgs const& save) {
+  return start(ServerRequest::kSave, generation, encode_save(save));
+}
+
+Requester::CallPtr ServerClient::start_load(std::uint64_t generation, LoadArgs const& load) {
+  return start(ServerRequest::kLoad, generation, encode_load(load));
+}
+
+Requester::CallPtr ServerClient::start_take_loaded(std::uint64_t generation) {
+  return start(ServerRequest::kTakeLoaded, generation, {});
+}
+
 ServerStatus ServerClient::status() { return decode_status(ask(ServerRequest::kStatus, 0, {})); }
 
 }  // namespace headway::hybrid

@@ -15,6 +15,9 @@
 // Example: loader 9 submits its batches 0 and 1. Dense worker 0 fetches batch 0 for step 0 and batch 1 for step 1. With
 // a staleness of 0 the second answer waits until the gradients of the first one were applied.
 //
+// A generation that begins refuses the fetches of the one before. Batches without gradients are buffered again: after a
+// checkpoint the dense workers fetch them for the same steps.
+//
 // Idea: one thread looks after all requests that wait. It asks EmbeddingClient which batches are ready, every kPoll
 // while there are any, and sleeps otherwise. Requests never wait on the thread of their link, so gradients are read
 // while lookups wait. Invariants: a batch is fetched or read once. All calls of EmbeddingClient are made under one
@@ -108,6 +111,8 @@ class EmbeddingWorker::Impl {
   };
   /// A batch that a dense worker has fetched.
   struct Fetched {
+    std::optional<BatchName> name;        ///< None: a step without a batch, or it has gradients or is dropped.
+    Body body;                            ///< Its ids, for a generation in which it is fetched again.
     std::vector<std::uint64_t> num_bags;  ///< (features)
     std::optional<Request> fetch;         ///< Until its rows have come.
     std::optional<Request> end;           ///< Gradients or drop, until servers have taken them.
@@ -147,12 +152,20 @@ class EmbeddingWorker::Impl {
         for (auto* const waiting : {&each.fetch, &each.end}) {
           if (*waiting) (*waiting)->refuse(ReplyCode::kOldGeneration, "a later generation has begun");
         }
+        put_back(each);
       }
       fetched_.clear();
       generation_ = request.generation();
       token_ = token;
     }
     request.reply({});
+  }
+
+  /// A batch without gradients may be fetched again, such as after a checkpoint. Its loader does not wait for room.
+  void put_back(Fetched& fetched) {
+    if (!fetched.name) return;
+    num_bytes_ += fetched.body.size();
+    buffered_.emplace(*fetched.name, Buffered{.body = std::move(fetched.body)});
   }
 
   void submit(Request& request) {
@@ -210,16 +223,17 @@ class EmbeddingWorker::Impl {
     return counts;
   }
 
-  /// Calls `use` with the features of a buffered batch, which then ends.
+  /// Calls `use` with the features and the ids of a buffered batch, which then ends. `use` may keep the ids.
   template <class Use>
   void take_buffered(BatchName name, Use use) {
     auto const found = buffered_.find(name);
     base::expects(found != buffered_.end(), to_string(name) + (has_come(name) ? " was fetched before, or waits for room"
                                                                               : " has not been submitted"));
+    auto const num_bytes = found->second.body.size();
     auto const [same, ids] = decode_submit(found->second.body, features_.size());
-    use(views_of(name, ids));
-    num_bytes_ -= found->second.body.size();
-    buffered_.erase(found);
+    use(views_of(name, ids), found->second);
+    num_bytes_ -= num_bytes;
+    buffered_.erase(name);
     while (!loaders_.empty() &&
            (num_bytes_ == 0 || num_bytes_ + loaders_.front().body().size() <= options_.max_buffer_bytes)) {
       auto next = std::move(loaders_.front());
@@ -233,9 +247,13 @@ class EmbeddingWorker::Impl {
     auto const batch = of_step;  // A lambda cannot capture a structured binding in Clang 14.
     Key const key{batch.worker, batch.step};
     base::expects(!fetched_.contains(key), to_string(batch) + ": it has a batch");
-    take_buffered(name, [&](std::span<embedding::Feature const> features) {
+    take_buffered(name, [&, batch_name = name](std::span<embedding::Feature const> features, Buffered& buffered) {
       client_->start(batch, features);
-      fetched_.emplace(key, Fetched{.num_bags = num_bags_of(features), .fetch = std::move(request), .end = {}});
+      auto& entry = fetched_[key];
+      entry.num_bags = num_bags_of(features);
+      entry.name = batch_name;
+      entry.body = std::move(buffered.body);
+      entry.fetch.emplace(std::move(request));
     });
     ++counts_.fetched;
     changed_.notify_all();
@@ -244,7 +262,7 @@ class EmbeddingWorker::Impl {
   void read(Request& request) {
     auto const [name, batch] = decode_fetch(request.body());
     Embeddings embeddings;
-    take_buffered(name, [&](std::span<embedding::Feature const> features) {
+    take_buffered(name, [&](std::span<embedding::Feature const> features, Buffered const&) {
       auto const found = client_->read(features);
       embeddings.num_bags = num_bags_of(features);
       for (std::size_t merged = 0; merged < num_tables_; ++merged) {
@@ -279,6 +297,8 @@ class EmbeddingWorker::Impl {
     client_->return_gradients(part.batch, gradients);
     ++counts_.trained;
     entry.end.emplace(std::move(request));
+    entry.name.reset();
+    entry.body = {};
     changed_.notify_all();
   }
 
@@ -291,6 +311,8 @@ class EmbeddingWorker::Impl {
       std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     ++counts_.dropped;
     entry.end.emplace(std::move(request));
+    entry.name.reset();
+    entry.body = {};
     changed_.notify_all();
   }
 

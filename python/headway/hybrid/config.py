@@ -74,6 +74,25 @@ class WorkersConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointsConfig:
+    """Checkpoints, and restarts of ``headway hybrid run`` from them.
+
+    Attributes:
+        folder: has a subfolder for each checkpoint. All roles see it. Empty: there are none.
+        every_steps: steps between two of them, as ``Checkpoints.save_if_due()`` counts.
+        keep: newest ones that stay; 0: all.
+        max_restarts: how often ``run`` starts all roles again when one was lost, if there is a checkpoint.
+        timeout_s: limit of the time in which servers write or read theirs.
+    """
+
+    folder: str = ""
+    every_steps: int = 1000
+    keep: int = 2
+    max_restarts: int = 3
+    timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     """All settings.
 
@@ -83,6 +102,7 @@ class HybridConfig:
         staleness: steps; used with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
         job, servers, workers: sections; ``local`` uses none of them.
+        checkpoints: section.
     """
 
     mode: Mode = "hybrid"
@@ -91,6 +111,7 @@ class HybridConfig:
     job: JobConfig = field(default_factory=JobConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
 
     @classmethod
     def load(cls, path: str | Path) -> HybridConfig:
@@ -121,9 +142,14 @@ class HybridConfig:
                             config.job.connect_timeout_s), ("servers.threads", config.servers.threads),
                             ("servers.max_request_mib", config.servers.max_request_mib),
                             ("workers.threads", config.workers.threads),
+                            ("checkpoints.every_steps", config.checkpoints.every_steps),
+                            ("checkpoints.timeout_s", config.checkpoints.timeout_s),
                             ("workers.buffer_mib", config.workers.buffer_mib)):  # fmt: skip
             if not 0 < value < 1e9:
                 raise ConfigError(f"{name} must be above 0, not {value}")
+        for name in ("keep", "max_restarts"):
+            if getattr(config.checkpoints, name) < 0:
+                raise ConfigError(f"checkpoints.{name} must be from 0, not {getattr(config.checkpoints, name)}")
         return config
 
     @classmethod

@@ -11,12 +11,14 @@ gradients, and ``optimizer.step()`` sends them. At most ``staleness`` + 1 batche
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,14 @@ from torch import nn
 
 from headway._hybrid import RequestRefusedError, ServerStatus
 from headway.embedding.anchor import Anchor
+from headway.embedding.checkpoint import CheckpointError
+from headway.embedding.checkpoint.rank_values import all_gather, broadcast
 from headway.embedding.collection import is_recomputation
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
 from headway.embedding.features import Features
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.process_groups import GroupOrLocal, resolve_group
+from headway.hybrid import server_checkpoints
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
 
@@ -173,6 +178,11 @@ class HybridTables(nn.Module):
         )
         return int(first_step)
 
+    def _begin_if_ended(self) -> None:
+        if self._has_ended:
+            self.step = self._next = self._begin_generation()
+            self._has_ended = False
+
     # Lookups
 
     @property
@@ -197,9 +207,7 @@ class HybridTables(nn.Module):
                 step.
             RuntimeError: a server is lost. The message names it.
         """
-        if self._has_ended:
-            self.step = self._next = self._begin_generation()
-            self._has_ended = False
+        self._begin_if_ended()
         if len(self._ahead) == self.most_in_flight:
             raise ValueError(
                 f"{self.most_in_flight} batches have begun and wait for optimizer.step(): no more may begin with a "
@@ -405,6 +413,133 @@ class HybridTables(nn.Module):
             self._confirm_oldest()
         self._lookups.end_at(self._next)
         self._has_ended = True
+
+    # Checkpoints
+
+    def save(self, folder: str | os.PathLike[str], *, replace: bool = False) -> None:
+        """Saves all tables to ``folder``: ids, embeddings, optimizer states, counts and steps.
+
+        All dense workers call it between steps. It has the updates of all steps so far. Batches whose lookups have
+        begun are looked up again afterwards, in a new generation, so the training goes on as one that loads the
+        checkpoint would. The checkpoint counts their first lookups, and has rows of their ids. Servers write the files,
+        so ``folder`` is one that all roles see. The format is that of ``HashTableCollection.save()``. Learning rates
+        are not saved: they are in ``optimizer.state_dict()``.
+
+        Args:
+            folder: created if it does not exist; an older checkpoint in it is replaced.
+            replace: allow a checkpoint with tables that are not here to be replaced.
+        Raises:
+            CheckpointError: a server could not write, or the folder has the checkpoint of other tables. The previous
+                checkpoint stays valid. Servers are named.
+            RuntimeError: a server is lost.
+            ValueError: a batch was looked up, and has not made its step.
+        """
+        self._begin_if_ended()
+        with self._together("save()") as ask:
+            if any(batch.is_looked_up for batch in self._ahead):
+                raise ValueError(
+                    f"save(): the batch of step {self.step} was looked up, and has not made its step: call "
+                    "optimizer.step() or skip() before"
+                )
+            while self._returned:
+                self._confirm_oldest()
+        error = ask(
+            lambda: server_checkpoints.save(
+                Path(folder),
+                self.merged_tables,
+                self.config,
+                generation=self.generation,
+                step=self.step,
+                end=self._next,
+                replace=replace,
+            )
+        )[1]
+        self._has_ended = True
+        try:
+            self._begin_again()
+        finally:
+            if error is not None:
+                raise CheckpointError(error)
+
+    def load(self, folder: str | os.PathLike[str], *, strict: bool = True, embeddings_only: bool = False) -> None:
+        """Replaces all tables by those of a checkpoint of servers or of a collection. All dense workers call it.
+
+        Batches that have begun are void. ``step`` is that of the checkpoint afterwards. Servers hold old and new tables
+        meanwhile.
+
+        Args:
+            folder: folder that ``save()`` wrote, also that of a ``HashTableCollection``.
+            strict: require the checkpoint to have exactly these tables. Otherwise tables that it lacks keep their rows,
+                and others in it are skipped.
+            embeddings_only: read embeddings, counts and steps, and start with new optimizer states. The checkpoint may
+                then have another optimizer.
+        Raises:
+            CheckpointError: a file is missing, truncated or altered, or a table differs; nothing is changed then.
+            RuntimeError: a server is lost.
+        """
+        self._begin_if_ended()
+        with self._together("load()") as ask:
+            self.finish()
+        step, error = ask(
+            lambda: server_checkpoints.load(
+                Path(folder),
+                self.merged_tables,
+                self.config,
+                generation=self.generation,
+                step=self.step,
+                strict=strict,
+                embeddings_only=embeddings_only,
+            )
+        )
+        if error is not None:
+            raise CheckpointError(error)
+        self.step = self._next = step
+
+    @contextlib.contextmanager
+    def _together(self, name: str) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, str | None]]]:
+        """Runs its body on all workers, and raises on all if one fails or workers are at different steps.
+
+        Yields:
+            a function that lets the first worker call something, and returns result and error on all.
+        """
+        error: Exception | None = None
+
+        def ask(call: Callable[[], Any]) -> tuple[Any, str | None]:
+            outcome: tuple[Any, str | None] = (None, None)
+            if self.rank == 0:
+                try:
+                    outcome = (call(), None)
+                except (CheckpointError, RuntimeError, ValueError) as failure:
+                    outcome = (None, str(failure))
+            agreed: tuple[Any, str | None] = broadcast(outcome, self._group)
+            return agreed
+
+        try:
+            yield ask
+        except (RuntimeError, ValueError) as failure:
+            error = failure
+        said = None if error is None else f"dense worker {self.rank}: {error}"
+        states = all_gather((said, self.step, self._next), self._group)
+        if error is not None:
+            raise error
+        errors = [each for each, _, _ in states if each is not None]
+        if errors:
+            raise RuntimeError(f"{name}: {errors[0]}")
+        if len({state[1:] for state in states}) > 1:
+            steps = ", ".join(str(each[1]) for each in states)
+            raise ValueError(f"{name}: dense workers are at different steps: {steps}")
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return None if self.num_ranks == 1 else self.process_group
+
+    def _begin_again(self) -> None:
+        """Looks up the batches that have begun in a new generation."""
+        if self._ahead:
+            self._begin_if_ended()
+        for batch in self._ahead:
+            self._lookups.start(batch.step, self.rank, batch.source)
+            self._next += 1
 
     # Statistics
 

@@ -50,15 +50,37 @@ class ParameterServer {
   struct Sums;   // The gradients of a step in a merged table, added by key.
   using BatchKey = std::pair<std::uint64_t, std::uint32_t>;  ///< Step, worker.
 
+  /// Tables of a checkpoint that was read, and is not in use yet.
+  struct Loaded {
+    std::uint64_t step = 0;
+    std::vector<std::unique_ptr<embedding::ConcurrentTable>>
+        tables{};  ///< (merged tables) Null: the present one stays.
+  };
+
   // Requests that are alone.
+  void handle_alone(Request& request);
   void configure(Request& request);
   void begin_generation(Request& request);
+  // Checkpoints: server_checkpoints.cpp.
+  void save(Request& request);
+  void load(Request& request);
+  /// Copies the records of a merged table whose tables are not `loaded`.
+  void keep_others(std::size_t merged, std::vector<std::uint32_t> const& loaded, embedding::Table& table) const;
+  void take_loaded(Request& request);
+  [[nodiscard]] Body write_tables(std::string const& path) const;
+  /// Refuses all that waits, and forgets all batches.
+  void end_generation();
+
   // Requests that share requests_. Those below take mutex_ for a moment.
+  void handle_together(Request& request);
   void look_up(Request& request);
   void take_part(Request& request);
   void take_void(Request& request);
   void read(Request& request);
   [[nodiscard]] bool is_refused_as_failed(Request& request) const;
+  /// @returns whether the request was refused, because it belongs to an older generation
+  /// @throws base::UsageError unless there are tables and a generation
+  [[nodiscard]] bool is_refused_as_old(Request& request) const;
   [[nodiscard]] ServerStatus present_status() const;
   /// Rows of a batch. @param are_trained the lookup counts, and inserts absent keys
   [[nodiscard]] Body rows_of(std::span<KeyList const> keys, bool are_trained);
@@ -73,6 +95,8 @@ class ParameterServer {
   /// the server has failed: rows may have half of a step.
   void advance(std::unique_lock<std::mutex>& lock) noexcept;
   void answer_held(std::unique_lock<std::mutex>& lock);
+  /// Writes the checkpoint that waits, if its step has come. Keeps mutex_ locked.
+  void write_if_due();
   /// Waits for the end of a step that is being applied, so that who has the answer to a part reads the step's updates.
   void wait_for_step(std::unique_lock<std::mutex>& lock) const;
 
@@ -85,6 +109,8 @@ class ParameterServer {
   ParameterServerOptions options_;
   /// Exclusive for requests that are alone. They change configuration_ to ledger_, which others read.
   mutable base::FairSharedMutex requests_;
+  /// Exclusive while tables are written. Who has it does not wait for mutex_.
+  mutable base::FairSharedMutex table_calls_;
   Body configuration_;  ///< The request's body; empty: there are no tables.
   std::vector<embedding::MergedTable> merged_;
   std::vector<std::unordered_set<std::uint32_t>> ids_of_tables_;  ///< (merged tables)
@@ -101,7 +127,10 @@ class ParameterServer {
   std::map<BatchKey, std::shared_ptr<Batch>> batches_;
   std::map<BatchKey, Request> held_;        ///< Lookups that wait for parts.
   std::map<BatchKey, Request> held_voids_;  ///< Void notices that are counted, and answered when a lookup would be.
-  std::string failure_;                     ///< Why the server has failed; empty: it has not.
+  std::optional<std::pair<std::uint64_t, Request>> held_save_;  ///< Step, and the request to write its checkpoint.
+  std::unique_ptr<Loaded> loaded_;                              ///< Null: none was read, or it is in use.
+  std::uint64_t loaded_step_ = 0;                               ///< Step of the last checkpoint that was loaded.
+  std::string failure_;                                         ///< Why the server has failed; empty: it has not.
   ServerStatus counts_;
 };
 

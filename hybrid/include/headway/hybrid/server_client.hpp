@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/hybrid/checkpoint_messages.hpp"
 #include "headway/hybrid/requests.hpp"
 #include "headway/hybrid/server_messages.hpp"
 
@@ -43,6 +44,10 @@ class ServerClient {
   [[nodiscard]] std::vector<float> read(std::span<KeyList const> tables);
   void end_at(std::uint64_t generation, std::uint64_t step);
   [[nodiscard]] ServerStatus status();
+  // Checkpoints: answers come when the server has written or read its file.
+  [[nodiscard]] Requester::CallPtr start_save(std::uint64_t generation, SaveArgs const& save);
+  [[nodiscard]] Requester::CallPtr start_load(std::uint64_t generation, LoadArgs const& load);
+  [[nodiscard]] Requester::CallPtr start_take_loaded(std::uint64_t generation);
 
   [[nodiscard]] Requester& requester() { return requester_; }
 

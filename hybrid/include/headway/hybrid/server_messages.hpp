@@ -27,6 +27,9 @@ enum class ServerRequest : std::uint32_t {
   kRead = 6,             ///< Keys, which are not inserted or counted; answered with rows at once.
   kEndAt = 7,            ///< No lookup will come from this step on.
   kStatus = 8,           ///< Answered with ServerStatus.
+  kSave = 9,             ///< SaveArgs (checkpoint_messages.hpp); answered with SavedTable when the file is on disk.
+  kLoad = 10,            ///< LoadArgs. Reads a checkpoint; answered with the rows that had no room.
+  kTakeLoaded = 11,      ///< Replaces the tables by those of kLoad. Ends the generation.
 };
 
 struct BatchId {
