@@ -28,6 +28,7 @@ from headway.config_files import ConfigError
 from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
 from headway.hybrid.batches import Batch, batches
+from headway.hybrid.checkpoints import Checkpoint, Checkpoints
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Loader
 from headway.hybrid.tables import HybridBatch, HybridTables
@@ -35,6 +36,8 @@ from headway.hybrid.tables import HybridBatch, HybridTables
 __all__ = [
     "Batch",
     "BatchRef",
+    "Checkpoint",
+    "Checkpoints",
     "ConfigError",
     "HybridBatch",
     "HybridConfig",

@@ -14,33 +14,51 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from headway.data.reader import Position
-from headway.embedding import HashTableCollection
 from headway.training.config import TrainingConfig, differences
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+M = TypeVar("M", bound="StepManifest")
 
 
 class TrainingCheckpointError(RuntimeError):
     """A checkpoint cannot be read, or is not of this training."""
 
 
+class SavedTables(Protocol):
+    """Tables of a checkpoint: a ``HashTableCollection``, or tables on parameter servers."""
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Saves the tables. All ranks call it."""
+
+
 @dataclass(frozen=True)
-class Manifest:
-    """Describes a checkpoint.
+class StepManifest:
+    """Describes a checkpoint of any training.
 
     Attributes:
         step: optimizer steps so far.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Manifest(StepManifest):
+    """Describes a checkpoint.
+
+    Attributes:
         next: position in the data of the first step that is not in it.
         num_ranks: ranks that wrote it.
         fingerprint: of the data; see ``ParquetFolder.fingerprint``.
@@ -50,7 +68,6 @@ class Manifest:
         square_weight: w, set or fitted; a sample of L tokens costs L + w L^2 (``headway.data.Budget``). None: not used.
     """
 
-    step: int
     next: Position
     num_ranks: int
     fingerprint: str
@@ -80,6 +97,19 @@ class Manifest:
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
 
 
+@dataclass(frozen=True)
+class HybridManifest(StepManifest):
+    """Describes a checkpoint of a script with ``headway.hybrid``.
+
+    Attributes:
+        generation: of the dense workers.
+        positions: (dense workers) positions in the data, as the script has them.
+    """
+
+    generation: int
+    positions: list[Any]
+
+
 class Checkpoints:
     """The checkpoints in a folder.
 
@@ -97,7 +127,7 @@ class Checkpoints:
         complete = self._complete()
         return complete[-1] if complete else None
 
-    def save(self, manifest: Manifest, dense: dict[str, Any], tables: Sequence[HashTableCollection]) -> Path:
+    def save(self, manifest: StepManifest, dense: dict[str, Any], tables: Sequence[SavedTables]) -> Path:
         """Saves a checkpoint, and removes old ones.
 
         Raises:
@@ -127,12 +157,25 @@ class Checkpoints:
         Raises:
             TrainingCheckpointError: it cannot be read, or another version wrote it.
         """
+
+        def make(values: dict[str, Any]) -> Manifest:
+            following = values["next"] | {"taken": tuple(values["next"].get("taken", ()))}
+            return Manifest(**values | {"next": Position(**following)})
+
+        return Checkpoints.read(path, make)
+
+    @staticmethod
+    def read(path: Path, make: Callable[[dict[str, Any]], M]) -> M:
+        """Reads a manifest of any kind, which ``make`` makes from its values.
+
+        Raises:
+            TrainingCheckpointError: it cannot be read, or another version wrote it.
+        """
         try:
             values = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
             if values.pop("format") != _FORMAT:
                 raise ValueError("another version wrote it")
-            following = values["next"] | {"taken": tuple(values["next"].get("taken", ()))}
-            return Manifest(**values | {"next": Position(**following)})
+            return make(values)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise TrainingCheckpointError(f"{path} is no checkpoint of a training: {error}") from error
 
@@ -145,7 +188,7 @@ class Checkpoints:
         """
         try:
             dense: dict[str, Any] = torch.load(path / "dense.pt", map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError) as error:
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise TrainingCheckpointError(f"{path / 'dense.pt'} cannot be read: {error}") from error
         return dense
 

@@ -61,8 +61,7 @@ class TrainedState:
 
     def dense(self) -> dict[str, Any]:
         """Returns what a checkpoint holds beside the tables."""
-        prefixes = _table_prefixes(self.model, self.tables)
-        model = {name: value for name, value in self.model.state_dict().items() if not name.startswith(prefixes)}
+        model = weights_of(self.model, self.tables)
         return {"model": model, "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
 
     def load(self, path: Path) -> None:
@@ -81,8 +80,14 @@ class TrainedState:
             collection.load(path / f"tables_{index}")
 
 
+def weights_of(model: torch.nn.Module, tables: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Returns the weights of a model, except those of its tables."""
+    prefixes = _table_prefixes(model, tables)
+    return {name: value for name, value in model.state_dict().items() if not name.startswith(prefixes)}
+
+
 def load_weights(
-    path: Path, weights: Mapping[str, torch.Tensor], model: torch.nn.Module, tables: Sequence[HashTableCollection]
+    path: Path, weights: Mapping[str, torch.Tensor], model: torch.nn.Module, tables: Sequence[torch.nn.Module]
 ) -> None:
     """Loads the weights of a checkpoint into a model, except those of its tables.
 
@@ -102,6 +107,6 @@ def load_weights(
         )
 
 
-def _table_prefixes(model: torch.nn.Module, tables: Sequence[HashTableCollection]) -> tuple[str, ...]:
+def _table_prefixes(model: torch.nn.Module, tables: Sequence[torch.nn.Module]) -> tuple[str, ...]:
     """Returns how names of the tables begin in the state of the model."""
     return tuple(f"{name}." for name, module in model.named_modules() if module in tables)

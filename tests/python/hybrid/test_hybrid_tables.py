@@ -267,6 +267,9 @@ def test_a_grad_scaler_scales_and_skips(two_servers: list[str]) -> None:
         ({"stalenes": 1}, "did you mean staleness"),
         ({"servers": {"addresses": []}}, r"servers\.addresses is empty"),
         ({"job": {"timeout_s": 0}}, r"job\.timeout_s must be above 0"),
+        ({"checkpoints": {"keep": -1}}, r"checkpoints\.keep must be from 0, not -1"),
+        ({"checkpoints": {"every_steps": 0}}, r"checkpoints\.every_steps must be above 0"),
+        ({"checkpoints": {"every": 5}}, r"did you mean checkpoints\.every_steps"),
     ],
 )
 def test_wrong_settings_are_errors(change: dict[str, Any], message: str) -> None:
