@@ -12,10 +12,12 @@ import ctypes
 import dataclasses
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,11 +28,13 @@ from headway._hybrid import ServerStatus, query_status
 from headway.cli.built_programs import program_path
 from headway.cli.one_line_parser import OneLineParser
 from headway.config_files import ConfigError
+from headway.hybrid.checkpoints import newest_checkpoint
 from headway.hybrid.config import HybridConfig
 
 _POLL_S = 0.1
 _WORKERS_END_S = 45.0  #: Time in which dense workers have to end after SIGTERM. torchrun gives its workers 30 s.
 _SERVERS_END_S = 10.0
+_LAST_ERRORS_S = 1.0  #: Time in which the last errors of dense workers come after their end.
 _PR_SET_PDEATHSIG = 1
 _STATUS_TIMEOUT_S = 5.0
 _SECRET = "HEADWAY_GROUP_SECRET"
@@ -134,27 +138,49 @@ def _fields_of(status: ServerStatus) -> dict[str, Any]:
     return {name: getattr(status, name) for name in names}
 
 
+class _EndSignal:
+    """Remembers the SIGTERM or SIGINT that ends the job; 0: none has come."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+
+
 def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
-    """Runs a job; returns the exit status. The last line of a job that fails names the first role that has ended."""
-    status, why = _run_roles(config, script, num_workers)
-    if why:
-        print(f"headway hybrid: {why}", file=sys.stderr, flush=True)
-    return status
+    """Runs a job, also again from its newest checkpoint when it has lost a role; returns the exit status.
 
-
-def _run_roles(config: HybridConfig, script: Sequence[str], num_workers: int) -> tuple[int, str]:
-    """Starts all roles, and ends all when one does; returns the exit status, and why the job has failed."""
+    The last line of a job that fails names the first role that has ended. A restart prints the same line, and goes on.
+    """
+    end = _EndSignal()
     environ = dict(os.environ)
     if _SECRET not in environ and f"{_SECRET}_FILE" not in environ:
         environ[_SECRET] = secrets.token_hex(16)
-    end_signal = 0
+    num_restarts, most = 0, config.checkpoints.max_restarts
+    while True:
+        status, why = _run_roles(config, script, num_workers, environ, end)
+        may_restart = bool(why) and not end.number and num_restarts < most
+        checkpoint = newest_checkpoint(config) if may_restart else None
+        if checkpoint is None or end.number:
+            break
+        num_restarts += 1
+        _say(f"{why}: all roles start again, from {checkpoint} (restart {num_restarts} of {most})")
+    if why:
+        _say(why)
+    return status
 
-    def end(number: int, frame: FrameType | None) -> None:
-        nonlocal end_signal
-        end_signal = number
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+def _say(text: str) -> None:
+    print(f"headway hybrid: {text}", file=sys.stderr, flush=True)
+
+
+def _run_roles(
+    config: HybridConfig, script: Sequence[str], num_workers: int, environ: Mapping[str, str], end: _EndSignal
+) -> tuple[int, str]:
+    """Starts all roles, and ends all when one does; returns the exit status, and why the job has failed."""
     servers: list[_Role] = []
     workers: _Role | None = None
     try:
@@ -170,21 +196,55 @@ def _run_roles(config: HybridConfig, script: Sequence[str], num_workers: int) ->
         if num_workers > 1:
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
             command = [*torchrun, str(num_workers), *script]
-        workers = _Role("the dense workers", _start(command, environ))
-        while not end_signal:
+        workers = _Role("the dense workers", _start(command, environ, stderr=subprocess.PIPE))
+        errors = _ErrorOutput(workers.process)
+        while not end.number:
             for role in (*servers, workers):
                 status = role.process.poll()
                 if status is None:
                     continue
                 if role is workers and status == 0:
                     return 0, ""
-                return status if status > 0 else 1, f"{role.name} ended ({_described(status)})"
+                lost = errors.lost_loader() if role is workers else ""
+                return status if status > 0 else 1, lost or f"{role.name} ended ({_described(status)})"
             time.sleep(_POLL_S)
-        return 128 + end_signal, f"ended by {signal.Signals(end_signal).name}"
+        return 128 + end.number, f"ended by {signal.Signals(end.number).name}"
     finally:
         # Servers last: workers may still wait for them.
         _end_all([] if workers is None else [workers.process], _WORKERS_END_S)
         _end_all([role.process for role in servers], _SERVERS_END_S)
+
+
+class _ErrorOutput:
+    """Passes the error output of dense workers on, and looks for the loss of a loader in its end.
+
+    Loaders are processes of PyTorch's DataLoader, which raises an error in the dense worker when one is lost.
+    """
+
+    _KEPT_BYTES = 1 << 16
+    _LOST_LOADER = re.compile(rb"RuntimeError: (DataLoader worker \(pid[^\n]*(?:killed by signal|exited)[^\n]*)")
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._stream = process.stderr
+        self._end = b""
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        while block := os.read(self._stream.fileno(), 1 << 12):
+            with contextlib.suppress(OSError):  # Nobody reads the errors of this process.
+                sys.stderr.buffer.write(block)
+                sys.stderr.buffer.flush()
+            self._end = (self._end + block)[-self._KEPT_BYTES :]
+
+    def lost_loader(self) -> str:
+        """Describes the loader whose loss has ended the dense workers; empty if it was something else."""
+        self._thread.join(timeout=_LAST_ERRORS_S)
+        found = self._LOST_LOADER.search(self._end)
+        if found is None:
+            return ""
+        return f"a loader of the dense workers ended ({found[1].decode(errors='replace').strip()})"
 
 
 def _start(command: Sequence[str], environ: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
