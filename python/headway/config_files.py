@@ -47,7 +47,10 @@ def _build_section(kind: Any, values: Any, path: str) -> Any:
     known = {each.name: each for each in fields(kind)}
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            # A section for a section: "modle.dim" means "model", though "mode" is nearer.
+            is_section = isinstance(values[name], Mapping)
+            alike = [each for each in known if is_dataclass(hints[each]) == is_section] or known
+            near = difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
             hint = f": did you mean {_key(path, near[0])}?" if near else f"; there are {', '.join(known)}"
             raise ConfigError(f"unknown key {_key(path, name)}{hint}")
     arguments = {}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``headway hybrid``: roles of a hybrid training, from one configuration file.
 
-``run`` starts and watches all roles on this host. ``ps`` becomes one parameter server, as Kubernetes, Slurm or systemd
-start it. ``status`` asks the servers for their state.
+``run`` starts and watches all roles on this host. The dense workers run a script, or without one ``headway train`` by
+the same file. ``ps`` becomes one parameter server, as Kubernetes, Slurm or systemd start it. ``status`` asks the
+servers for their state.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from typing import Any
 from headway._hybrid import ServerStatus, query_status
 from headway.cli.built_programs import program_path
 from headway.cli.one_line_parser import OneLineParser
-from headway.config_files import ConfigError
+from headway.config_files import ConfigError, read_toml
 from headway.hybrid.checkpoints import newest_checkpoint
-from headway.hybrid.config import HybridConfig
+from headway.hybrid.config import TRAINING_OUT, HybridConfig
 
 _POLL_S = 0.1
 _WORKERS_END_S = 45.0  #: Time in which dense workers have to end after SIGTERM. torchrun gives its workers 30 s.
 _SERVERS_END_S = 10.0
 _LAST_ERRORS_S = 1.0  #: Time in which the last errors of dense workers come after their end.
 _PR_SET_PDEATHSIG = 1
+_WRONG_USAGE = 2  #: Exit status.
 _STATUS_TIMEOUT_S = 5.0
 _SECRET = "HEADWAY_GROUP_SECRET"
 
@@ -61,9 +63,12 @@ def main(argv: Sequence[str]) -> int:
         role.add_argument("--index", type=int, required=True, help=f"of its address in {section}.addresses")
         role.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
     status.add_argument("--json", action="store_true", help="one JSON line per server")
-    run.usage = "headway hybrid run CONFIG.toml [--workers N] -- SCRIPT.py [argument ...]"
+    run.usage = (
+        "headway hybrid run CONFIG.toml [--workers N] -- SCRIPT.py [argument ...]\n"
+        "       headway hybrid run CONFIG.toml [--workers N] [-- option of headway train ...]"
+    )
     words = list(argv)
-    script = words[words.index("--") + 1 :] if "--" in words else []
+    arguments = words[words.index("--") + 1 :] if "--" in words else []
     options = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     try:
         config = HybridConfig.load(options.config)
@@ -79,11 +84,30 @@ def main(argv: Sequence[str]) -> int:
         os.execv(command[0], command)
     if options.command == "status":
         return _print_status(config, as_json=options.json)
-    if not script:
-        parser.error("run needs a script: headway hybrid run CONFIG.toml -- train.py")
     if options.workers < 1:
         parser.error(f"--workers must be from 1, not {options.workers}")
-    return _run(config, script, options.workers)
+    has_script = bool(arguments) and not arguments[0].startswith("-")
+    if not has_script and "data" not in read_toml(options.config):
+        parser.error(f"run needs a script (headway hybrid run CONFIG.toml -- train.py), or [data] in {options.config}")
+    if has_script:
+        return _run(config, script_command(arguments, num_workers=options.workers))
+    folder = checkpoints_of_train(arguments)
+    config = dataclasses.replace(config, checkpoints=dataclasses.replace(config.checkpoints, folder=str(folder)))
+    command = train_command(options.config, arguments, num_workers=options.workers)
+    return _run(config, command, again=("--resume", "auto"))
+
+
+def script_command(script: Sequence[str], *, num_workers: int) -> list[str]:
+    """Returns the command of dense workers that run a script."""
+    if num_workers == 1:
+        return [sys.executable, *script]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return [*torchrun, str(num_workers), *script]
+
+
+def train_command(config: Path, options: Sequence[str], *, num_workers: int) -> list[str]:
+    """Returns the command of dense workers that run ``headway train``, which starts them itself."""
+    return [sys.executable, "-m", "headway_launcher", "train", str(config), "--ranks", str(num_workers), *options]
 
 
 def server_command(config: HybridConfig, address: str) -> list[str]:
@@ -111,6 +135,14 @@ def worker_command(config: HybridConfig, address: str) -> list[str]:
         *("--max-request-mib", str(config.servers.max_request_mib)),
         *("--buffer-mib", str(config.workers.buffer_mib)),
     ]
+
+
+def checkpoints_of_train(options: Sequence[str]) -> Path:
+    """Returns the folder of checkpoints of ``headway train`` with these options."""
+    parser = OneLineParser(prog="headway train", add_help=False)
+    parser.add_argument("--out", type=Path, default=TRAINING_OUT)
+    out: Path = parser.parse_known_args(options)[0].out
+    return out / "checkpoints"
 
 
 def _print_status(config: HybridConfig, *, as_json: bool) -> int:
@@ -150,10 +182,11 @@ class _EndSignal:
         self.number = number
 
 
-def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
+def _run(config: HybridConfig, workers_command: Sequence[str], *, again: Sequence[str] = ()) -> int:
     """Runs a job, also again from its newest checkpoint when it has lost a role; returns the exit status.
 
     The last line of a job that fails names the first role that has ended. A restart prints the same line, and goes on.
+    Its dense workers get the arguments ``again``, too. Wrong arguments or settings (exit status 2) stay wrong.
     """
     end = _EndSignal()
     environ = dict(os.environ)
@@ -161,8 +194,9 @@ def _run(config: HybridConfig, script: Sequence[str], num_workers: int) -> int:
         environ[_SECRET] = secrets.token_hex(16)
     num_restarts, most = 0, config.checkpoints.max_restarts
     while True:
-        status, why = _run_roles(config, script, num_workers, environ, end)
-        may_restart = bool(why) and not end.number and num_restarts < most
+        arguments = again if num_restarts else ()
+        status, why = _run_roles(config, [*workers_command, *arguments], environ, end)
+        may_restart = bool(why) and status != _WRONG_USAGE and not end.number and num_restarts < most
         checkpoint = newest_checkpoint(config) if may_restart else None
         if checkpoint is None or end.number:
             break
@@ -178,7 +212,7 @@ def _say(text: str) -> None:
 
 
 def _run_roles(
-    config: HybridConfig, script: Sequence[str], num_workers: int, environ: Mapping[str, str], end: _EndSignal
+    config: HybridConfig, workers_command: Sequence[str], environ: Mapping[str, str], end: _EndSignal
 ) -> tuple[int, str]:
     """Starts all roles, and ends all when one does; returns the exit status, and why the job has failed."""
     servers: list[_Role] = []
@@ -192,11 +226,7 @@ def _run_roles(
                 for index, address in enumerate(addresses):
                     process = _start(command_of(config, address), environ, stdout=subprocess.DEVNULL)
                     servers.append(_Role(f"{kind} {index} at {address}", process))
-        command = [sys.executable, *script]
-        if num_workers > 1:
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-            command = [*torchrun, str(num_workers), *script]
-        workers = _Role("the dense workers", _start(command, environ, stderr=subprocess.PIPE))
+        workers = _Role("the dense workers", _start(workers_command, environ, stderr=subprocess.PIPE))
         errors = _ErrorOutput(workers.process)
         while not end.number:
             for role in (*servers, workers):

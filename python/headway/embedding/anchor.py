@@ -10,6 +10,8 @@ import torch
 #: Returns new gradients: pairs of values, (W, D), W rows and D columns, and the number of valid rows among them, (1,)
 #: int32; None: all rows.
 NewGradients = Callable[[], Sequence[tuple[torch.Tensor, torch.Tensor | None]]]
+#: Returns the gradient that a scaler sees, given that of this rank.
+Agree = Callable[[torch.Tensor | None], torch.Tensor | None]
 
 
 class Anchor(torch.Tensor):
@@ -23,16 +25,20 @@ class Anchor(torch.Tensor):
 
     _shown: torch.Tensor | None  #: The gradient as it was last read; None: not read since it was set to None.
     _new_gradients: NewGradients
+    _agree: Agree | None
+    _has_agreed: bool  #: The gradient was read since it was set to None.
 
     @staticmethod
-    def make(device: torch.device, new_gradients: NewGradients) -> Anchor:
+    def make(device: torch.device, new_gradients: NewGradients, agree: Agree | None = None) -> Anchor:
         """Makes an anchor on ``device`` without a gradient.
 
         Args:
             new_gradients: returns the gradients of the table that it has not returned before.
+            agree: called at the first read of a gradient; None: this rank judges by its own gradients.
         """
         anchor: Anchor = torch.Tensor._make_subclass(Anchor, torch.zeros(1, device=device), True)
         anchor._shown, anchor._new_gradients = None, new_gradients
+        anchor._agree, anchor._has_agreed = agree, False
         return anchor
 
     @property
@@ -41,12 +47,14 @@ class Anchor(torch.Tensor):
         for values_WD, num_known in self._new_gradients():
             mark = mark_of(values_WD, num_known)
             self._shown = mark if self._shown is None else self._shown * mark
+        if self._agree is not None and not self._has_agreed:
+            self._shown, self._has_agreed = self._agree(self._shown), True
         return self._shown
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         self._new_gradients()  # Gradients from before no longer count.
-        self._shown = value
+        self._shown, self._has_agreed = value, False
 
     @property
     def factor(self) -> float:

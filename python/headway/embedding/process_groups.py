@@ -51,3 +51,12 @@ def gather_scalars(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(of_ranks_R, own.view(1), group=group)
     return of_ranks_R
+
+
+def any_rank(group: dist.ProcessGroup | None, flag: bool) -> bool:
+    """Returns whether the flag of any rank of a group is set. All ranks call it. None: this rank is alone."""
+    if group is None or group.size() == 1:
+        return flag
+    of_rank = torch.tensor(int(flag), device="cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    dist.all_reduce(of_rank, dist.ReduceOp.MAX, group=group)
+    return bool(of_rank.item())

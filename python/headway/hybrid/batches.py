@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from headway.embedding import HashTableCollection
 from headway.embedding.features import columns_of, tensors_of
+from headway.embedding.process_groups import any_rank
 from headway.hybrid.lookups import BatchRef
 from headway.hybrid.tables import HybridTables
 
@@ -77,32 +77,17 @@ def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch])
             tables.finish()
     finally:
         if isinstance(tables, HybridTables):
-            tables.abandon()
+            tables.forget_ahead()
 
 
 def _source_of_all_workers(tables: HybridTables | HashTableCollection, source: Iterable[Batch]) -> Iterator[Batch]:
     """Yields the batches of ``source``, then empty ones until all workers have run out."""
-    has_more = _agreement(tables)
     empty: Batch | None = None
     for batch in source:
-        has_more(True)
+        any_rank(tables.process_group, True)
         empty = batch.empty()
         yield batch
-    while has_more(False):
+    while any_rank(tables.process_group, False):
         if empty is None:
             raise ValueError("this dense worker has no batch, and others have: give each at least one")
         yield empty
-
-
-def _agreement(tables: HybridTables | HashTableCollection) -> Callable[[bool], bool]:
-    """Returns a function that tells whether any worker has a batch."""
-    group = tables.process_group
-    if group is None or tables.num_ranks == 1:
-        return lambda has_own: has_own
-
-    def any_has(has_own: bool) -> bool:
-        flag = torch.tensor(int(has_own), device="cuda" if dist.get_backend(group) == "nccl" else "cpu")
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-        return bool(flag.item())
-
-    return any_has

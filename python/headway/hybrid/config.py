@@ -16,14 +16,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from headway.config_files import ConfigError, build_config, read_toml
 
 Mode = Literal["local", "sync", "hybrid"]
 MOST_STALENESS = 1024  #: StepLedger::kMostStaleness.
+#: Sections of ``headway.training.TrainingConfig``, which a file of ``headway train`` has beside those of this module.
+TRAINING_SECTIONS = ("data", "model", "optimizer", "run", "checkpoint")
+TRAINING_OUT = Path("out/train")  #: Default folder of checkpoints and results of ``headway train``.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,19 +119,23 @@ class HybridConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> HybridConfig:
-        """Reads a TOML file.
+        """Reads a TOML file. In a file of ``headway train``, one with ``[data]``, the default of ``mode`` is ``local``.
+
+        The sections of ``TrainingConfig`` are left to it.
 
         Raises:
             ConfigError: the file cannot be read, or a setting is wrong. The message names file and key.
         """
         values = read_toml(Path(path))
+        if "data" in values:
+            values = {"mode": "local"} | {name: of for name, of in values.items() if name not in TRAINING_SECTIONS}
         try:
             return cls.of(values)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> HybridConfig:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Makes a config from nested dictionaries.
 
         Raises:

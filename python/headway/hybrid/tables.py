@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from headway.embedding.collection import is_recomputation
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
 from headway.embedding.features import Features
 from headway.embedding.optimizer import TableOptimizer
-from headway.embedding.process_groups import GroupOrLocal, resolve_group
+from headway.embedding.process_groups import GroupOrLocal, any_rank, resolve_group
 from headway.hybrid import server_checkpoints
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
@@ -95,6 +96,13 @@ class _Expand(torch.autograd.Function):
         return (None,) * (2 + len(gradients) + len(context.tables.merged_tables))
 
 
+class _NoLookups:
+    """Takes the place of lookups after ``disconnect()``."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the tables have been disconnected from their servers")
+
+
 class HybridTables(nn.Module):
     """Embedding tables whose rows are on parameter servers.
 
@@ -144,7 +152,7 @@ class HybridTables(nn.Module):
         #: Gradients of the backward passes since the last step that a GradScaler has not seen, by merged table.
         self._unseen: list[list[Values]] = [[] for _ in self.merged_tables]
         self._anchors = [
-            Anchor.make(torch.device("cpu"), partial(self._new_gradients, index))
+            Anchor.make(torch.device("cpu"), partial(self._new_gradients, index), self._agree)
             for index in range(len(self.merged_tables))
         ]
         self.optimizer = HybridOptimizer(self, self.merged_tables, self._anchors)
@@ -153,6 +161,7 @@ class HybridTables(nn.Module):
         self._has_ended = False
         self._has_warned = False  #: A warning of lost gradients was given.
         self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
+        self._waited_s = 0.0
         self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
 
     def _begin_generation(self) -> int:
@@ -247,7 +256,8 @@ class HybridTables(nn.Module):
             batch = self.begin(features)
         if batch not in self._ahead:
             raise ValueError(f"the batch of step {batch.step} has made its step")
-        batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
+        with self._waiting():
+            batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
         if not torch.is_grad_enabled():
@@ -297,6 +307,11 @@ class HybridTables(nn.Module):
     def _new_gradients(self, index: int) -> list[tuple[torch.Tensor, None]]:
         unseen, self._unseen[index] = self._unseen[index], []
         return [(torch.from_numpy(values), None) for values in unseen]
+
+    def _agree(self, mark: torch.Tensor | None) -> torch.Tensor | None:
+        """Returns NaN if the gradients of any dense worker are not finite, so that scalers of all skip the step."""
+        is_bad = mark is not None and not bool(mark.isfinite())
+        return torch.full((1,), float("nan")) if any_rank(self.process_group, is_bad) else mark
 
     def apply_gradients(
         self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
@@ -349,6 +364,18 @@ class HybridTables(nn.Module):
             batch.gradients = [None] * len(self.merged_tables)
         self._forget_anchors()
 
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the gradients that ``optimizer.step()`` would send."""
+        for batch in self._ahead:
+            for values in batch.gradients:
+                if values is not None:
+                    values *= np.float32(float(factor))
+
+    def has_finite_gradients(self) -> bool:
+        """Whether the gradients that ``optimizer.step()`` would send are finite on all dense workers, which call it."""
+        of_batches = [values for batch in self._ahead for values in batch.gradients if values is not None]
+        return not any_rank(self.process_group, not all(bool(np.isfinite(values).all()) for values in of_batches))
+
     def _forget_anchors(self) -> None:
         for anchor in self._anchors:
             anchor.grad = None
@@ -377,7 +404,8 @@ class HybridTables(nn.Module):
 
     def _confirm_oldest(self) -> None:
         try:
-            self._lookups.finish(self._returned[0], self.rank)
+            with self._waiting():
+                self._lookups.finish(self._returned[0], self.rank)
         except RequestRefusedError:  # Such as gradients that are not finite: other workers must not wait for them.
             self._lookups.drop(self._returned[0], self.rank)
             raise
@@ -395,11 +423,17 @@ class HybridTables(nn.Module):
         while batch in self._ahead:
             self.skip()
 
-    def abandon(self) -> None:
+    def forget_ahead(self) -> None:
         """Ends all batches that have begun without a step, as far as servers can be reached. It does not wait."""
         with contextlib.suppress(RuntimeError):
             while self._ahead:
                 self.skip()
+
+    def drain(self) -> None:
+        """Like ``finish()``. Afterwards ``eval()`` reads the updates of all dense workers."""
+        self.finish()
+        if self.process_group is not None and self.num_ranks > 1:
+            dist.barrier(group=self.process_group)
 
     def finish(self) -> None:
         """Ends batches that have begun and make no step, and waits until servers have taken all gradients.
@@ -413,6 +447,10 @@ class HybridTables(nn.Module):
             self._confirm_oldest()
         self._lookups.end_at(self._next)
         self._has_ended = True
+
+    def disconnect(self) -> None:
+        """Takes leave of the servers, which would warn of a lost worker otherwise. Tables cannot be used afterwards."""
+        self._lookups = cast(Any, _NoLookups())
 
     # Checkpoints
 
@@ -547,10 +585,21 @@ class HybridTables(nn.Module):
         """Returns counters of each server."""
         return self._lookups.status()
 
+    def waited_s(self) -> float:
+        """Returns the seconds that this dense worker has waited for embeddings, and for the receipt of gradients."""
+        return self._waited_s
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_s += time.monotonic() - began
+
     def extra_repr(self) -> str:
         tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)
         return (
             f"{tables}; {len(self.features)} features on {len(self.config.servers.addresses)} parameter servers, "
             f"staleness {self.config.most_missing_steps}"
         )
-

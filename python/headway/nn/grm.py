@@ -19,7 +19,7 @@ Shapes: N targets, T tokens, E columns, K tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -130,6 +130,7 @@ class GRM(nn.Module):
         process_group: ranks that share the tables.
         device: device of model and tables.
         prioritized: allow ``read_ahead()``.
+        make_tables: see ``TokenEncoder``.
 
     Raises:
         ValueError: ``config.given`` names no label, or labels depend on each other in a circle.
@@ -146,6 +147,7 @@ class GRM(nn.Module):
         process_group: GroupOrLocal = None,
         device: torch.device | str | None = None,
         prioritized: bool = False,
+        make_tables: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
         self.config, self.schema = config, schema
@@ -163,6 +165,7 @@ class GRM(nn.Module):
             has_dropout_keys=config.dropout > 0,
             has_deep_inputs=bool(config.deep),
             prioritized=prioritized,
+            make_tables=make_tables,
         )
         self.stack = HSTUStack(HSTUStackConfig(layer=config.layer(), num_layers=config.num_layers))
         self.mmoe = MMoE(

@@ -17,8 +17,9 @@ Shapes: B samples, C contextual features, H events of histories, N targets, T >=
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +71,7 @@ class TokenEncoder(nn.Module):
         has_dropout_keys: give them the keys of dropout.
         has_deep_inputs: make ``EncodedTokens.deep_inputs``.
         prioritized: allow ``read_ahead()`` of the tables.
+        make_tables: makes the tables from the keyword arguments of ``headway.hybrid.connect()``, instead of this class.
     """
 
     def __init__(
@@ -87,21 +89,21 @@ class TokenEncoder(nn.Module):
         has_dropout_keys: bool = True,
         has_deep_inputs: bool = False,
         prioritized: bool = False,
+        make_tables: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
         self.schema = schema
         self._has_times, self._has_dropout_keys = has_times, has_dropout_keys
         self._has_deep_inputs = has_deep_inputs
         table_of = {name: name for name in (*schema.context, *schema.events, *schema.actions)} | dict(tables or {})
-        self.tables = HashTableCollection(
+        make = make_tables or partial(HashTableCollection, gradient_reduction="sum", prioritized=prioritized)
+        self.tables = make(
             tables=[
                 TableConfig(name, dim=embedding_dim, optimizer=optimizer) for name in sorted(set(table_of.values()))
             ],
             features=[FeatureConfig(feature, table=table, pooling=None) for feature, table in table_of.items()],
             process_group=process_group,
-            gradient_reduction="sum",
             seed=seed,
-            prioritized=prioritized,
             device=device,
         )
         self.context = nn.ModuleDict({f"of_{name}": nn.Linear(embedding_dim, dim) for name in schema.context})

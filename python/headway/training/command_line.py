@@ -25,6 +25,8 @@ from headway.comm.rank_processes import RankFailedError, run_ranks
 from headway.config_files import ConfigError
 from headway.data import DataError
 from headway.evaluation import LabelQuality
+from headway.hybrid import HybridTables
+from headway.hybrid.config import TRAINING_OUT
 from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import TrainingConfig
 from headway.training.progress import TrainingResult
@@ -72,7 +74,7 @@ def main(
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; --print-config shows all of them")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a setting of the file")
     parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per GPU, or 4 on CPUs)")
-    parser.add_argument("--out", type=Path, default=Path("out/train"), help="results (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=TRAINING_OUT, help="results (default: %(default)s)")
     parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="checkpoint (default: %(default)s)")
     parser.add_argument("--trace", metavar="A:B", help="record steps A to B - 1 in OUT/trace.json, for Perfetto")
     parser.add_argument("--backend", default="headway", help="of the process group (default: %(default)s)")
@@ -161,7 +163,12 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
             f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
             + _describe_steps(trainer)
         )
-    return trainer.run()
+    try:
+        return trainer.run()
+    finally:
+        for each in trainer.tables:
+            if isinstance(each, HybridTables):
+                each.disconnect()
 
 
 def _describe_steps(trainer: Trainer) -> str:

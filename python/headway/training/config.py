@@ -11,14 +11,15 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from headway.config_files import ConfigError, build_config, read_toml
+from headway.config_files import ConfigError, read_toml
 from headway.data.order import Order
 from headway.data.parquet import OnBadFile, TooLong
 from headway.data.reader import NUM_STREAMS
 from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
+from headway.hybrid.config import CheckpointsConfig, HybridConfig, Mode
 from headway.nn.config import Recompute
 from headway.nn.grm import GRMConfig
 from headway.parallel.balance.plan import BalancePlan, Planner
@@ -212,7 +213,8 @@ class RunConfig:
             float32. With float16 losses are scaled; see ``headway.training.LossScaler``.
         log_every: steps between two lines.
         steps_ahead: steps whose batches are copied, and whose lookups begin, before they are due; 0: none. Results do
-            not depend on it; see ``headway.training.Pipeline``.
+            not depend on it; see ``headway.training.Pipeline``. With mode ``hybrid`` at least ``staleness`` steps are
+            prepared, and as many lookups begin.
         prioritized_updates: with several ranks, read the rows of the next step while the present one computes, except
             those that it updates, which go first afterwards. Results have the same bits. ``steps_ahead`` is then at
             least 2. Without effect with ``clip_norm`` and float16.
@@ -244,9 +246,15 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """All settings. Each attribute is a section of the file."""
+class TrainingConfig(HybridConfig):
+    """All settings. Each attribute is a section of the file, but ``mode``, ``staleness`` and ``order``.
 
+    Attributes:
+        mode: ``local``: tables are on the ranks. ``sync`` and ``hybrid``: on parameter servers; see ``HybridConfig``,
+            which has the settings for them.
+    """
+
+    mode: Mode = "local"
     data: DataConfig
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -274,13 +282,13 @@ class TrainingConfig:
         return config.relative_to(path.parent)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> TrainingConfig:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Makes a config from nested dictionaries.
 
         Raises:
             ConfigError: a setting is wrong.
         """
-        config: TrainingConfig = build_config(cls, values)
+        config = super().of(values)
         config._check()
         return config
 
@@ -301,8 +309,11 @@ class TrainingConfig:
         """Returns the text of a file with all settings; those without a value are comments."""
         lines = []
         for section in fields(self):
-            lines.append(f"[{section.name}]")
             part = getattr(self, section.name)
+            if not is_dataclass(part):
+                lines.append(f"{section.name} = {json.dumps(part)}")
+                continue
+            lines += ["", f"[{section.name}]"]
             for each in fields(part):
                 value = _plain(getattr(part, each.name))
                 if isinstance(value, dict):
@@ -310,12 +321,12 @@ class TrainingConfig:
                     lines.append(f"{each.name} = {{{inner}}}")
                 else:
                     lines.append(f"# {each.name} is not set" if value is None else f"{each.name} = {json.dumps(value)}")
-            lines.append("")
-        return "\n".join(lines)
+        return "\n".join(lines) + "\n"
 
     def _check(self) -> None:
         self.data.schema()
         self._check_balance()
+        self._check_mode()
         self.model.grm()
         for name in (*self.model.given, *self.model.given.values()):
             if name not in self.data.labels:
@@ -333,6 +344,25 @@ class TrainingConfig:
             for key in keys:
                 section, name = key.split(".")
                 _expect_from(least, key, getattr(getattr(self, section), name))
+
+    def _check_mode(self) -> None:
+        """Refuses what tables on parameter servers cannot do."""
+        for name, instead in (("folder", "--out"), ("every_steps", "checkpoint.every"), ("keep", "checkpoint.keep")):
+            if getattr(self.checkpoints, name) != _default(CheckpointsConfig, name):
+                raise ConfigError(f"checkpoints.{name} is for scripts of headway.hybrid: use {instead}")
+        if self.mode == "local":
+            return
+        reasons = {
+            "optimizer.clip_norm": "the norm of all gradients is not known before servers have added them",
+            "run.prioritized_updates": "servers read and update rows, and have no order for it",
+            "data.micro_batches": "a step has one lookup of each rank",
+            "workers.addresses": "the trainer reads ids itself, so embedding workers cannot keep them away from it",
+        }
+        for key, reason in reasons.items():
+            section, name = key.split(".")
+            part = getattr(self, section)
+            if (value := getattr(part, name)) != _default(type(part), name):
+                raise ConfigError(f'{key} = {json.dumps(value)} needs mode = "local", not "{self.mode}": {reason}')
 
     def _check_balance(self) -> None:
         data = self.data

@@ -31,8 +31,9 @@ class TrainableModel(Protocol):
     """Interface of models that ``Trainer`` trains. They are modules of torch too.
 
     A model may also have ``start_lookups(batch)``, which begins the lookups of a batch while the step before computes.
-    Its result is passed to the call as ``lookups``. With ``read_ahead(lookups)``, which takes the results for all
-    micro-batches of the next step, updates may be prioritized: see ``HashTableCollection.read_ahead()``.
+    Its result is passed to the call as ``lookups``. With tables on parameter servers the batch is in host memory. With
+    ``read_ahead(lookups)``, which takes the results for all micro-batches of the next step, updates may be prioritized:
+    see ``HashTableCollection.read_ahead()``.
     """
 
     def __call__(self, batch: SampleBatch, *, seed: int, step: int) -> Mapping[str, Tensor]:

@@ -7,8 +7,9 @@ step whose gradients are not finite is skipped, and the factor halved. After man
 Example: factor 65,536. A gradient of 1e-6, which float16 rounds to a few bits, travels as 0.066. If another one
 overflows, the step is skipped and the factor is 32,768.
 
-Invariants: all ranks skip the same steps, since they judge by the norm of all gradients, dense and sparse. A row keeps
-its value in a step that is skipped.
+Invariants: all ranks skip the same steps, since they judge by the norm of all gradients, dense and sparse. Parameter
+servers tell no norm: there ranks agree whether gradients of all are finite, before they send them. A row keeps its
+value in a step that is skipped.
 Reason: ``torch.amp.GradScaler`` decides for each optimizer and rank by itself, and gradients of rows differ by rank.
 Source: Micikevicius et al., Mixed Precision Training, ICLR 2018; the defaults are those of GradScaler.
 """
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from headway.embedding import HashTableCollection, clip_grad_norm_
+from headway.hybrid import HybridTables
+from headway.training.trained_tables import TrainedTables
 
 
 class LossScaler:
@@ -45,7 +48,7 @@ class LossScaler:
         return loss * self.factor if self.enabled else loss
 
     def prepare_update(
-        self, parameters: Sequence[nn.Parameter], tables: Sequence[HashTableCollection], *, clip_norm: float
+        self, parameters: Sequence[nn.Parameter], tables: Sequence[TrainedTables], *, clip_norm: float
     ) -> bool:
         """Divides gradients by the factor, and clips them by the norm of all. All ranks call it.
 
@@ -56,16 +59,19 @@ class LossScaler:
         Returns:
             False if the gradients are not finite: the caller drops them. Without scaling always True.
         """
+        of_ranks = [each for each in tables if isinstance(each, HashTableCollection)]
         if not self.enabled:
             if clip_norm:
-                clip_grad_norm_(parameters, clip_norm, tables=tables)
+                clip_grad_norm_(parameters, clip_norm, tables=of_ranks)
             return True
         dense = [each.grad for each in parameters if each.grad is not None]
         torch._foreach_mul_(dense, 1 / self.factor)
         for each in tables:
             each.scale_gradients(1 / self.factor)
-        norm = float(clip_grad_norm_(parameters, clip_norm or math.inf, tables=tables))
-        is_finite = math.isfinite(norm)
+        norm = float(clip_grad_norm_(parameters, clip_norm or math.inf, tables=of_ranks))
+        # All of them are asked on each rank, whatever the first one says.
+        are_finite = [each.has_finite_gradients() for each in tables if isinstance(each, HybridTables)]
+        is_finite = math.isfinite(norm) and all(are_finite)
         self._num_good = self._num_good + 1 if is_finite else 0
         if not is_finite:
             self.factor, self.num_skipped = self.factor / 2, self.num_skipped + 1

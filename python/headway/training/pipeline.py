@@ -6,7 +6,7 @@ Each step passes four stages, or five. Those before ``compute`` run while earlie
     read       the reader's threads decode samples, for GPUs into pinned memory
     copy       host to device, on a stream of its own
     dispatch   ranks add up their numbers of loss terms, and lookups begin: duplicates are removed, and keys go to the
-               ranks that own them; on another stream
+               ranks that own them; on another stream. Lookups may begin later than the sum, see ``most_lookups_ahead``
     read ahead (prioritized updates alone) rows that the step before does not update are read, and their embeddings
                travel; on the caller's stream
     compute    the caller: forward, backward, update, on its own stream
@@ -19,8 +19,9 @@ forward pass of step 0 is enqueued; ``advance()`` copies and dispatches step 1; 
 0 follow. ``next()`` returns step 1 at once.
 
 Invariants: rows are looked up, inserted and updated in the compute stage, or with the bits that this would give, so
-results do not depend on the depth. All ranks make the same calls, so their exchanges have one order. An error of the
-reader is raised when its step is due, not earlier: the steps before it are complete.
+results do not depend on the depth. Parameter servers read rows as soon as the staleness allows, and results depend on
+it. All ranks make the same calls, so their exchanges have one order. An error of the reader is raised when its step is
+due, not earlier: the steps before it are complete.
 Complexity: ``depth`` + 1 steps are on the device, each with its tensors and the unique keys of its lookups.
 Source: MTGRBoost, section 3 (copy, dispatch and compute streams).
 """
@@ -28,6 +29,7 @@ Source: MTGRBoost, section 3 (copy, dispatch and compute streams).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +51,7 @@ class PreparedStep:
     Attributes:
         host: the step in host memory.
         batches: its micro-batches on the device.
-        lookups: for each micro-batch what ``start_lookups`` returned; None without that function.
+        lookups: for each micro-batch what ``start_lookups`` returned; None if its lookups have not begun.
         totals: the integers of ``count``, added over ranks.
     """
 
@@ -81,6 +83,9 @@ class Pipeline:
         depth: steps in flight beside the one that computes; 0: every stage waits for the one before.
         read_ahead: gets the totals and the lookups of the next step, and reads what it may. A depth of at least 2 gives
             keys the time of a step to arrive.
+        most_lookups_ahead: steps beside the one that computes whose lookups may have begun: the staleness of tables on
+            parameter servers. The compute stage begins those that have not. None: all begin as soon as they can.
+        looks_up_on_host: ``start_lookups`` gets batches in host memory.
 
     Raises:
         ValueError: ``depth`` is negative.
@@ -96,9 +101,13 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         depth: int = 1,
         read_ahead: Callable[[Sequence[int], Sequence[Any]], None] | None = None,
+        most_lookups_ahead: int | None = None,
+        looks_up_on_host: bool = False,
     ) -> None:
         if depth < 0:
             raise ValueError(f"depth is {depth}, and at least 0")
+        self._most_lookups_ahead = most_lookups_ahead
+        self._looks_up_on_host = looks_up_on_host
         self._steps, self._device, self._depth = steps, device, depth
         self._count, self._start_lookups, self._read_ahead = count, start_lookups, read_ahead
         self._group = None if group is None or group.size() == 1 else group
@@ -119,6 +128,8 @@ class Pipeline:
             self._start_one()
         if not self._in_flight:
             return None
+        if self._most_lookups_ahead is None:
+            self._begin_lookups(1)
         first = self._in_flight.popleft()
         if isinstance(first, Exception):
             raise first
@@ -127,15 +138,21 @@ class Pipeline:
         self._waits.for_ranks_s += time.monotonic() - began
         return step
 
-    def advance(self, *, reads_ahead: bool = True) -> None:
+    def advance(self, *, reads_ahead: bool = True, steps_to_save: int | None = None) -> None:
         """Starts steps until ``depth`` are in flight.
 
         Args:
             reads_ahead: read rows of the next step, too. Not in the step before a checkpoint, which would have lookups
                 of a step that has not begun.
+            steps_to_save: steps after the present one until a checkpoint, beyond which no lookup begins; None: no
+                checkpoint comes.
         """
+        most = self._depth if self._most_lookups_ahead is None else self._most_lookups_ahead
+        most = most if steps_to_save is None else min(most, steps_to_save)
+        self._begin_lookups(most)
         while len(self._in_flight) < self._depth and not self._is_read:
             self._start_one()
+            self._begin_lookups(most)
         following = self._in_flight[0] if self._in_flight else None
         if self._read_ahead is not None and reads_ahead and isinstance(following, _InFlight):
             began = time.monotonic()
@@ -186,8 +203,16 @@ class Pipeline:
         dispatch = self._streams[1] if self._streams else None
         with torch.cuda.stream(dispatch) if dispatch is not None else contextlib.nullcontext():
             totals = HostSum(self._of_rank(host), self._group)
-            lookups = [None if self._start_lookups is None else self._start_lookups(batch) for batch in batches]
-        return _InFlight(host, batches, lookups, totals, dispatch)
+        return _InFlight(host, batches, totals, dispatch)
+
+    def _begin_lookups(self, num_steps: int) -> None:
+        """Begins the lookups of the next steps in flight that have not begun."""
+        for step in itertools.islice(self._in_flight, num_steps):
+            if self._start_lookups is None or isinstance(step, Exception) or step.lookups is not None:
+                continue
+            with torch.cuda.stream(step.stream) if step.stream is not None else contextlib.nullcontext():
+                batches = step.host.batches if self._looks_up_on_host else step.batches
+                step.lookups = [self._start_lookups(batch) for batch in batches]
 
     def _of_rank(self, host: StepBatch) -> torch.Tensor:
         """Returns what ``count`` says of this rank: on the device if ranks add it up there."""
@@ -197,17 +222,18 @@ class Pipeline:
         return values.pin_memory().to(self._device, non_blocking=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _InFlight:
-    """A step whose copies, sum and lookups have begun."""
+    """A step whose copies and sum have begun."""
 
     host: StepBatch
     batches: list[SampleBatch]
-    lookups: list[Any]
     totals: HostSum
     stream: torch.cuda.Stream | None  #: The dispatch stream.
+    lookups: list[Any] | None = None  #: None: they have not begun.
 
     def take(self) -> PreparedStep:
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-        return PreparedStep(self.host, self.batches, self.lookups, self.totals.wait().tolist())
+        lookups = [None] * len(self.batches) if self.lookups is None else self.lookups
+        return PreparedStep(self.host, self.batches, lookups, self.totals.wait().tolist())

@@ -23,7 +23,9 @@ import torch.distributed as dist
 import headway
 from headway.embedding import HashTableCollection
 from headway.evaluation import LabelQuality
+from headway.hybrid import HybridTables, ServerStatus
 from headway.parallel.balance import Spread
+from headway.training.trained_tables import TrainedTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,11 @@ class Progress:
         exchange_wait: the part of ``idle`` in exchanges of tables. On CUDA the part of the time that streams waited for
             them; None on CPUs over other backends than headway.
         slowest_rank: the one that waited least for others; None with one rank, and on CUDA.
-        rows: of all tables and ranks.
-        evictions: rows evicted since the training began or was resumed.
+        server_wait: fraction of the time that ranks waited for parameter servers, their mean; None without servers. It
+            is no part of ``idle``.
+        staleness: mean number of steps whose updates a lookup lacked, since the servers began; None without servers.
+        rows: of all tables, on ranks or servers.
+        evictions: rows evicted since the training began or was resumed, or since the servers began.
         truncated: samples of all ranks since the last line whose oldest events were dropped.
         skipped_steps: steps whose gradients overflowed float16.
         seconds: since the training began.
@@ -72,6 +77,8 @@ class Progress:
     flops_per_s: float | None
     balance: Mapping[str, float] | None = None
     collision_share: float | None = None
+    server_wait: float | None = None
+    staleness: float | None = None
 
     def line(self) -> str:
         """Formats the line."""
@@ -85,6 +92,8 @@ class Progress:
             parts.append(f"idle {100 * self.idle:.1f}%")
         elif self.exchange_wait:  # On GPUs.
             parts.append(f"wait for exchanges {100 * self.exchange_wait:.1f}%")
+        if self.server_wait is not None and self.staleness is not None:
+            parts.append(f"wait for servers {100 * self.server_wait:.1f}%, staleness {self.staleness:.1f}")
         if self.balance is not None:
             planned, unbalanced = self.balance["planned_idle"], self.balance["unbalanced_idle"]
             parts.append(f"planned idle {100 * planned:.1f}% (unbalanced {100 * unbalanced:.1f}%)")
@@ -129,7 +138,8 @@ class Window:
         truncated: samples of this rank whose oldest events were dropped.
         flops: of this rank.
         input_s, reduction_s: seconds that this rank waited for data, and for sums over ranks.
-        begin, begin_exchange_s: monotonic clock and ``exchange_seconds()`` when the window began, in seconds.
+        begin, begin_exchange_s, begin_server_s: monotonic clock, ``exchange_seconds()`` and ``server_seconds()`` when
+            the window began, in seconds.
         begin_busy_s: seconds that each rank had computed then; empty if it is not known.
     """
 
@@ -142,6 +152,7 @@ class Window:
     reduction_s: float = 0.0
     begin: float = field(default_factory=time.monotonic)
     begin_exchange_s: float = 0.0
+    begin_server_s: float = 0.0
     begin_busy_s: Sequence[float] = ()
 
     def add(self, sums: Mapping[str, float], counts: Mapping[str, int], *, tokens: int) -> None:
@@ -166,6 +177,8 @@ class RankFigures(NamedTuple):
     reduction_wait: float
     keys_ahead: float
     collisions: float
+    server_wait: float = 0.0
+    staleness: float = 0.0  #: On rank 0 alone; 0 on others.
 
 
 def balance_of(
@@ -191,7 +204,7 @@ def balance_of(
     } | measured
 
 
-def exchange_seconds(group: dist.ProcessGroup | None, tables: Sequence[HashTableCollection] = ()) -> float:
+def exchange_seconds(group: dist.ProcessGroup | None, tables: Sequence[TrainedTables] = ()) -> float:
     """Returns how long this process has waited in exchanges.
 
     For tables on CUDA it is the time that streams have waited in theirs, since ``time_waits()``, and the host waits for
@@ -199,29 +212,45 @@ def exchange_seconds(group: dist.ProcessGroup | None, tables: Sequence[HashTable
     """
     if group is None or group.size() == 1:
         return 0.0
-    if any(collection.device.type == "cuda" for collection in tables):
-        return sum(collection.waited_s() for collection in tables)
+    of_ranks = [each for each in tables if isinstance(each, HashTableCollection)]
+    if any(collection.device.type == "cuda" for collection in of_ranks):
+        return sum(collection.waited_s() for collection in of_ranks)
     try:
         return float(sum(peer["wait_s"] for peer in headway.stats(group)["peers"].values()))
     except (ValueError, TypeError, RuntimeError):
         return math.nan
 
 
-def figures_of(window: Window, tables: Sequence[HashTableCollection], group: dist.ProcessGroup | None) -> RankFigures:
-    """Returns the figures of this rank."""
+def server_seconds(tables: Sequence[TrainedTables]) -> float:
+    """Returns how long this process has waited for parameter servers."""
+    return sum(each.waited_s() for each in tables if isinstance(each, HybridTables))
+
+
+def figures_of(window: Window, tables: Sequence[TrainedTables], group: dist.ProcessGroup | None) -> RankFigures:
+    """Returns the figures of this rank. Rank 0 has those of the servers."""
     seconds = max(time.monotonic() - window.begin, 1e-9)
-    statistics = [collection.statistics() for collection in tables]
+    statistics = [each.statistics() for each in tables if isinstance(each, HashTableCollection)]
     of_tables = [each for of_collection in statistics for each in of_collection["tables"].values()]
+    is_first = group is None or group.rank() == 0
+    servers = [status for each in tables if isinstance(each, HybridTables) and is_first for status in each.status()]
     return RankFigures(
-        rows=sum(each["rows"] for each in of_tables),
-        evictions=sum(each["evicted"] for each in of_tables),
+        rows=sum(each["rows"] for each in of_tables) + sum(each.rows for each in servers),
+        evictions=sum(each["evicted"] for each in of_tables) + sum(each.evicted for each in servers),
         truncated=window.truncated,
         input_wait=window.input_s / seconds,
         exchange_wait=(exchange_seconds(group, tables) - window.begin_exchange_s) / seconds,
         reduction_wait=window.reduction_s / seconds,
         keys_ahead=sum(each["traffic"]["keys_ahead"] for each in statistics),
         collisions=sum(each["traffic"]["collisions"] for each in statistics),
+        server_wait=(server_seconds(tables) - window.begin_server_s) / seconds,
+        staleness=_mean_staleness(servers),
     )
+
+
+def _mean_staleness(servers: Sequence[ServerStatus]) -> float:
+    """Returns the mean of a histogram: entry n is the number of lookups that lacked the updates of n steps."""
+    lacked = sum(n * count for each in servers for n, count in enumerate(each.staleness))
+    return lacked / max(sum(count for each in servers for count in each.staleness), 1)
 
 
 def gather(own: RankFigures, group: dist.ProcessGroup | None, device: torch.device) -> list[RankFigures]:

@@ -115,6 +115,8 @@ def _figures(progress: Sequence[Row]) -> list[tuple[str, str]]:
         ("slowest rank", None if last["slowest_rank"] is None else str(last["slowest_rank"])),
         *_of_balance(last.get("balance")),
         ("collisions among rows read ahead", _scaled(last.get("collision_share"), 100, "%")),
+        ("waits for parameter servers", _scaled(last.get("server_wait"), 100, "%")),
+        ("steps whose updates lookups lacked", _scaled(last.get("staleness"), 1, "")),
         ("rows of tables", f"{last['rows']:,}"),
         ("rows evicted", f"{last['evictions']:,}"),
         ("samples truncated", f"{sum(each['truncated'] for each in progress):,}"),
@@ -163,6 +165,8 @@ def _plot(progress: Sequence[Row]) -> bytes:
     wait.plot(steps, [100 * row["input_wait"] for row in progress], label="for input")
     if progress[-1]["idle"] is not None:
         wait.plot(steps, [100 * (row["idle"] or 0) for row in progress], label="for other ranks")
+    if progress[-1].get("server_wait") is not None:
+        wait.plot(steps, [100 * (row.get("server_wait") or 0) for row in progress], label="for servers")
     wait.legend()
     for axes, title in ((losses, "mean loss"), (speed, "tokens/s of all ranks"), (wait, "waits (% of time)")):
         axes.set(title=title, xlabel="step")

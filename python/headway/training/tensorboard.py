@@ -13,7 +13,8 @@ from headway.config_files import ConfigError
 from headway.evaluation import LabelQuality
 from headway.training.progress import Progress
 
-_FIGURES = ("tokens_per_s", "flops_per_s", "input_wait", "idle", "exchange_wait", "rows", "evictions", "truncated")
+_FIGURES = ("tokens_per_s", "flops_per_s", "input_wait", "idle", "exchange_wait", "server_wait", "staleness", "rows",
+            "evictions", "truncated")  # fmt: skip
 
 
 class TensorBoard:

@@ -31,10 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from headway.embedding import HashTableCollection
+from headway.hybrid import HybridTables
 from headway.training.gradients import loss_of, sum_gradients
 from headway.training.host_sum import HostSum
 from headway.training.loss_scaling import LossScaler
 from headway.training.trained_state import TrainedState
+from headway.training.trained_tables import TrainedTables, reading, tables_of
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -49,18 +51,18 @@ class TrainStep:
     Args:
         model: returns the sum of the losses of each head, (), of a micro-batch. It is equal on all ranks.
         optimizer: of the dense parameters.
-        tables: tables whose optimizers step, too; None: the ``HashTableCollection`` modules of the model. They need
-            ``gradient_reduction="sum"``.
+        tables: tables whose optimizers step, too; None: the ``HashTableCollection`` and ``HybridTables`` modules of the
+            model. The former need ``gradient_reduction="sum"``.
         group: ranks of the training; None: this rank alone.
         dtype: of autocast; float32: no autocast. With float16 losses are scaled.
-        clip_norm: largest norm of all gradients together; 0: no limit.
+        clip_norm: largest norm of all gradients together; 0: no limit. Not with tables on parameter servers.
 
     Attributes:
         state: the model with what trains it.
         reduction_s: seconds that this process has waited for sums over ranks.
 
     Raises:
-        ValueError: tables average gradients over ranks.
+        ValueError: tables average gradients over ranks, or are on parameter servers and ``clip_norm`` is set.
     """
 
     def __init__(
@@ -68,15 +70,17 @@ class TrainStep:
         model: nn.Module,
         *,
         optimizer: torch.optim.Optimizer,
-        tables: Sequence[HashTableCollection] | None = None,
+        tables: Sequence[TrainedTables] | None = None,
         group: dist.ProcessGroup | None = None,
         dtype: DType = "float32",
         clip_norm: float = 0.0,
     ) -> None:
         if tables is None:
-            tables = [each for each in model.modules() if isinstance(each, HashTableCollection)]
-        if any(collection._divisor != 1 for collection in tables):
+            tables = tables_of(model)
+        if any(isinstance(each, HashTableCollection) and each._divisor != 1 for each in tables):
             raise ValueError('tables of a model need gradient_reduction="sum": losses are divided before')
+        if clip_norm and any(isinstance(each, HybridTables) for each in tables):
+            raise ValueError("clip_norm needs the norm of all gradients, which parameter servers do not tell")
         self.state = TrainedState(model, list(tables), optimizer, LossScaler(enabled=dtype == "float16"))
         self.reduction_s = 0.0
         self._group = None if group is None or group.size() == 1 else group
@@ -107,10 +111,10 @@ class TrainStep:
         """
         if self._group is None:
             return
-        with self.autocast():
+        with self.autocast(), reading(self.state.tables):
             of_heads = self._parallel(without_samples, **options)
         loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
-        self.state.drop_gradients()
+        self.state.zero_grad()
 
     def __call__(
         self, batches: Sequence[Any], counts: Mapping[str, int], *, options: Sequence[Mapping[str, Any]] = ()
@@ -122,7 +126,7 @@ class TrainStep:
         """
         sums = self.backward(batches, counts, options=options)
         if (name := not_finite(sums)) is not None:
-            self.state.drop_gradients()
+            self.state.skip_update()
             raise LossError(f"the loss of {name} is {sums[name]}")
         self.update()
         return sums

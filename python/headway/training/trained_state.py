@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from headway.embedding import HashTableCollection
+from headway.hybrid import HybridTables
 from headway.training.checkpoints import Checkpoints, TrainingCheckpointError
 from headway.training.loss_scaling import LossScaler
+from headway.training.trained_tables import TrainedTables
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,22 @@ class TrainedState:
     """
 
     model: torch.nn.Module
-    tables: list[HashTableCollection]
+    tables: list[TrainedTables]
     optimizer: torch.optim.Optimizer
     scaler: LossScaler
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Forgets the gradients since the last update."""
         self.optimizer.zero_grad(set_to_none=True)
         for collection in self.tables:
             collection.optimizer.zero_grad()
+
+    def skip_update(self) -> None:
+        """Ends a step without an update."""
+        self.zero_grad()
+        for collection in self.tables:
+            if isinstance(collection, HybridTables):  # Servers wait for gradients of each step, or for a void notice.
+                collection.skip_learned()
 
     def update(self, *, clip_norm: float) -> None:
         """Updates weights and rows by their gradients, at most of norm ``clip_norm``; 0: any norm.
@@ -46,7 +54,7 @@ class TrainedState:
         Float16 gradients that overflowed are dropped instead. All ranks call it.
         """
         if not self.scaler.prepare_update(list(self.model.parameters()), self.tables, clip_norm=clip_norm):
-            self.drop_gradients()
+            self.skip_update()
             return
         self.optimizer.step()
         for collection in self.tables:

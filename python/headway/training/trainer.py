@@ -38,11 +38,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from headway import hybrid
 from headway.config_files import ConfigError
 from headway.data.budget_reader import BudgetReader
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
+from headway.embedding import HashTableCollection
 from headway.evaluation import LabelQuality
+from headway.hybrid import HybridTables
 from headway.nn.grm import GRM
 from headway.parallel.balance import BalancedSteps
 from headway.training.checkpoints import Checkpoints, Manifest
@@ -57,6 +60,7 @@ from headway.training.progress import (
     exchange_seconds,
     figures_of,
     gather,
+    server_seconds,
     waits,
 )
 from headway.training.report import write_report
@@ -64,6 +68,7 @@ from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
 from headway.training.train_step import LossError, TrainStep, not_finite
+from headway.training.trained_tables import expect_mode
 from headway.training.training_input import TrainingInput
 from headway.training.work_division import WorkDivision
 
@@ -136,6 +141,7 @@ class Trainer:
                 process_group=self.group,
                 device=self.device,
                 prioritized=config.run.prioritized_updates,
+                make_tables=None if config.mode == "local" else functools.partial(hybrid.connect, config),
             )
         for name in ("forward", "count_terms", "predict"):
             if not callable(getattr(self.model, name, None)):
@@ -159,12 +165,16 @@ class Trainer:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self.tables = self._train_step.state.tables
+        expect_mode(self.tables, config)
         if trace is not None and self.out is None:
             raise ConfigError("a trace needs a folder: give out")
         self._is_prioritized = self._can_prioritize()
+        #: Steps whose updates a lookup may lack; None without parameter servers.
+        self._staleness = None if config.mode == "local" else config.most_missing_steps
         if self.device.type == "cuda" and self.num_ranks > 1:
             for collection in self.tables:
-                collection.time_waits()
+                if isinstance(collection, HashTableCollection):
+                    collection.time_waits()
         self._traced_steps = trace
         if config.run.tensorboard:
             TensorBoard.expect_installed()
@@ -287,8 +297,10 @@ class Trainer:
             count=self._count,
             start_lookups=getattr(self.model, "start_lookups", None),
             group=self.group,
-            depth=max(self.config.run.steps_ahead, 2 if self._is_prioritized else 0),
+            depth=max(self.config.run.steps_ahead, 2 if self._is_prioritized else 0, self._staleness or 0),
             read_ahead=self._read_ahead if self._is_prioritized else None,
+            most_lookups_ahead=self._staleness,
+            looks_up_on_host=self._staleness is not None,
         )
         window = self._window()
         epoch = self._next.epoch
@@ -315,10 +327,16 @@ class Trainer:
                 epoch = prepared.host.position.epoch
                 if num_samples == 0 and isinstance(reader, BudgetReader):  # No rank has samples left.
                     reader.end_epoch(epoch)
+                    self._pass_over(prepared)
                     continue
                 began, reduction_s = time.monotonic(), self._train_step.reduction_s
                 exchange_s = exchange_seconds(self.group) if self._balanced is not None else 0.0
-                self._step(prepared, window, functools.partial(pipeline.advance, reads_ahead=self._may_read_ahead()))
+                advance = functools.partial(
+                    pipeline.advance,
+                    reads_ahead=self._steps_to_save() != 0,
+                    steps_to_save=None if self._staleness is None else self._steps_to_save(),
+                )
+                self._step(prepared, window, advance)
                 waited = pipeline.take_waits()
                 window.input_s += waited.for_input_s
                 window.reduction_s += waited.for_ranks_s + self._train_step.reduction_s - reduction_s
@@ -339,11 +357,23 @@ class Trainer:
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
 
-    def _may_read_ahead(self) -> bool:
-        """Whether rows of the next step may be read in the present one. Before a checkpoint or the end they may not:
-        tables would have counted lookups of a step that has not begun."""
+    def _steps_to_save(self) -> int | None:
+        """Returns the number of steps between the present one and the next checkpoint or the end; None: not known.
+
+        Rows of later steps are not read before: tables would have counted lookups of steps that have not begun.
+        """
         every, done = self.config.checkpoint.every, self.step + 1
-        return done != self.num_steps and not (every and done % every == 0 and self._checkpoints is not None)
+        left = [] if self.num_steps is None else [max(self.num_steps - done, 0)]
+        if every and self._checkpoints is not None:
+            left.append(-done % every)
+        return min(left, default=None)
+
+    def _pass_over(self, prepared: PreparedStep) -> None:
+        """Ends the lookups of a step that is not made."""
+        for lookups in prepared.lookups:
+            for collection in self.tables:
+                if isinstance(collection, HybridTables) and lookups is not None:
+                    collection.pass_over(lookups)
 
     def _read_ahead(self, totals: Sequence[int], lookups: Sequence[Any]) -> None:
         *_, num_samples, num_stops = totals
@@ -404,7 +434,7 @@ class Trainer:
         wrong = not_finite(sums)
         if wrong is None:
             return
-        self._train_step.state.drop_gradients()
+        self._train_step.state.skip_update()
         samples = [each for batch in step.batches for each in batch.sample_ids.tolist()]
         place = ""
         if self.out is not None:
@@ -487,7 +517,11 @@ class Trainer:
     # Reports
 
     def _window(self) -> Window:
-        return Window(begin_exchange_s=exchange_seconds(self.group, self.tables), begin_busy_s=self._ranks_busy_s())
+        return Window(
+            begin_exchange_s=exchange_seconds(self.group, self.tables),
+            begin_server_s=server_seconds(self.tables),
+            begin_busy_s=self._ranks_busy_s(),
+        )
 
     def _ranks_busy_s(self) -> list[float]:
         """Returns the seconds that each rank has computed; empty if samples do not move, and on CUDA."""
@@ -518,6 +552,8 @@ class Trainer:
             / max(sum(each.keys_ahead for each in of_ranks), 1)
             if self._is_prioritized
             else None,
+            server_wait=None if self._staleness is None else sum(each.server_wait for each in of_ranks) / len(of_ranks),
+            staleness=None if self._staleness is None else of_ranks[0].staleness,
         )
 
     def _report(self, progress: Progress) -> None:

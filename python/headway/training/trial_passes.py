@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from headway.data.sample_batch import SampleBatch
 from headway.data.schema import SampleSchema
-from headway.embedding import HashTableCollection
 from headway.nn.row_padding import padded_rows
 from headway.training.device_memory import is_out_of_memory
 from headway.training.gradients import loss_of
+from headway.training.trained_tables import TrainedTables
 
 _NEARLY_SLOWEST = 0.99  #: ``times_of()`` measures batches from this part of the slowest one's time on several times.
 
@@ -62,7 +62,7 @@ class TrialPasses:
         self._anchors = [
             anchor
             for each in model.modules()
-            if isinstance(each, HashTableCollection)
+            if isinstance(each, TrainedTables)
             for anchor in each._anchors
             if anchor.requires_grad
         ]

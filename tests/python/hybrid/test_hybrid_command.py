@@ -13,9 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from headway.cli.hybrid import main
+from headway.cli.hybrid import _run, main
+from headway.hybrid import HybridConfig
+from headway.training import TrainingConfig
 from other_processes import wait_until_ended
 from parameter_servers import SECRET, parameter_servers
+from parquet_samples import SCHEMA, make_rows, write_folder
 
 from benchmarks.harness.served_dlrm import free_ports
 
@@ -69,6 +72,72 @@ def test_a_job_of_one_host_runs_to_its_end(tmp_path: Path, workers: int) -> None
     config, script, _ = job(tmp_path)
     out, err = start(config, script, 5, "--workers", str(workers)).communicate(timeout=120)
     assert out.count("steps 5") == workers, err
+
+
+def write_training(config: Path) -> None:
+    """Writes a log, and adds the sections of ``headway train`` to a configuration. An epoch has 4 steps."""
+    write_folder(config.parent / "log", make_rows(32), files=1)
+    names = {name: list(getattr(SCHEMA, name)) for name in ("context", "events", "actions", "labels")}
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in names.items())
+    model = "dim = 16\nhead_dim = 8\nembedding_dim = 4\nmax_length = 16\n"
+    config.write_text(
+        f'{config.read_text()}[data]\ntrain = "log"\nevaluation = "log"\nglobal_batch = 8\nnum_streams = 4\n{settings}'
+        f'[model]\n{model}[run]\ndevice = "cpu"\n'
+    )
+
+
+def test_without_a_script_it_trains_by_the_same_file(tmp_path: Path) -> None:
+    config, _, _ = job(tmp_path)
+    assert HybridConfig.load(config).mode == "hybrid"
+    write_training(config)
+    command = [sys.executable, "-m", "headway_launcher", "hybrid", "run", str(config), "--workers", "2", "--"]
+    command += ["--out", str(tmp_path / "out"), "--set", "run.epochs=2"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks on cpu: 32 samples, 8 steps of 8" in ended.stdout and "trained at step 8" in ended.stdout
+    assert "staleness" in ended.stdout and "is lost" not in ended.stderr
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    assert kinds == ["progress", "quality", "quality"]
+    page = (tmp_path / "out/report.html").read_text()
+    assert "waits for parameter servers" in page and "steps whose updates lookups lacked" in page
+    config.write_text(config.read_text().replace('mode = "hybrid"\n', ""))
+    assert HybridConfig.load(config).mode == TrainingConfig.load(config).mode == "local"
+
+
+def test_a_training_goes_on_from_its_checkpoint_after_the_loss_of_a_server(tmp_path: Path) -> None:
+    config, _, addresses = job(tmp_path)
+    write_training(config)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "headway_launcher", "hybrid", "run", str(config), "--", "--out", str(out)]
+    command += ["--set", "run.epochs=100", "--set", "checkpoint.every=20"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = children_of(process, 3)
+    (server,) = (each for each in children if any(addresses[1] in word for word in each.cmdline()))
+    deadline = time.monotonic() + 120
+    while not list(out.glob("checkpoints/step_*/manifest.json")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    server.send_signal(signal.SIGKILL)
+    printed, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, (printed, errors)
+    assert f"parameter server 1 at {addresses[1]} ended" in errors and "all roles start again, from" in errors
+    assert "resumed at step" in printed and "trained at step 400" in printed
+
+
+@pytest.mark.parametrize(("status", "restarts"), [(1, 1), (2, 0)])
+def test_wrong_settings_are_not_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int, restarts: int
+) -> None:
+    (tmp_path / "step_00000001").mkdir()
+    (tmp_path / "step_00000001/manifest.json").touch()
+    config = HybridConfig.of({"mode": "local", "checkpoints": {"folder": str(tmp_path), "max_restarts": 1}})
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert _run(config, [sys.executable, "-c", f"raise SystemExit({status})"]) == status
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err.count("all roles start again") == restarts
 
 
 def test_a_killed_server_ends_the_job_and_is_named(tmp_path: Path) -> None:

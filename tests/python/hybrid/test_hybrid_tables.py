@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from headway import hybrid
+from headway._hybrid import query_status
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL
 from hybrid_cases import STEPS, batch_of, collection, feature_configs, table_configs, train
@@ -257,6 +258,32 @@ def test_a_grad_scaler_scales_and_skips(two_servers: list[str]) -> None:
     assert torch.equal(values[2], values[1]), "the step with inf was skipped"
     tables.finish()
     assert [(each.parts, each.voids) for each in tables.status()] == [(2, 1), (2, 1)]
+
+
+def scaled_worker(rank: int, send: object, *, addresses: list[str]) -> list[float]:
+    """Trains with a GradScaler. The second gradient of worker 1 is infinite. Returns the scales of all steps."""
+    tables = connect(addresses)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    scales = []
+    for step in range(3):
+        loss = tables(batch_of(step, rank).features)["city"].sum()
+        scaler.scale(loss * (float("inf") if (rank, step) == (1, 1) else 1.0)).backward()
+        scaler.step(tables.optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    tables.finish()
+    of_workers = [torch.empty(3) for _ in range(2)]
+    dist.all_gather(of_workers, torch.tensor(scales))
+    return [*of_workers[0].tolist(), *of_workers[1].tolist()]
+
+
+def test_scalers_of_all_workers_skip_the_same_steps(two_servers: list[str]) -> None:
+    scales = run_ranks(
+        partial(scaled_worker, addresses=list(two_servers)), num_ranks=2, timeout_s=120, backend="gloo", wait_s=60
+    )
+    assert scales == [8.0, 4.0, 4.0] * 2
+    states = [query_status(each, job="hybrid", timeout_s=30) for each in two_servers]
+    assert [(each.parts, each.voids, each.void_not_finite) for each in states] == [(4, 2, 0)] * 2
 
 
 @pytest.mark.parametrize(

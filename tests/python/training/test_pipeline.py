@@ -7,6 +7,7 @@ the number of prepared steps beside the one that computes. ``advance()`` prepare
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,30 @@ def test_as_many_steps_as_the_depth_are_in_flight(depth: int, prepared: int) -> 
     while (step := pipeline.next()) is not None:
         rest.append(step.host.position.step)
     assert rest == [1, 2, 3, 4, 5] and pipeline.next() is None
+
+
+def test_lookups_of_parameter_servers_begin_within_the_staleness_and_before_a_checkpoint() -> None:
+    steps, numbers = Steps(9), itertools.count()
+
+    def start(batch: SampleBatch) -> str:
+        steps.log.append("start")
+        return f"lookups {next(numbers)}"
+
+    pipeline = Pipeline(
+        iter(steps), device=CPU, count=lambda step: [], start_lookups=start, depth=3, most_lookups_ahead=2
+    )
+    seen = []
+    for steps_to_save in (None, 1, 0, 3, None):
+        step = pipeline.next()
+        assert step is not None
+        pipeline.advance(steps_to_save=steps_to_save)
+        seen.append((list(step.lookups), steps.log))
+        steps.log = []
+    # The first step, and that after the checkpoint, are looked up by the caller.
+    assert [lookups for lookups, _ in seen] == [[None], ["lookups 0"], ["lookups 1"], [None], ["lookups 2"]]
+    reads = ["read 0", "read 1", "start", "read 2", "start", "read 3"]
+    assert seen[0][1] == reads and seen[1][1] == ["read 4"] and seen[2][1] == ["read 5"]
+    assert seen[3][1] == ["start", "start", "read 6"] and seen[4][1] == ["start", "read 7"]
 
 
 def test_an_error_of_the_reader_is_raised_when_its_step_is_due() -> None:

@@ -75,6 +75,8 @@ def test_tables_have_the_optimizer_of_the_file(path: Path, name: str) -> None:
     ("change", "message"),
     [
         ("model.num_layer=3", r"unknown key model.num_layer: did you mean model.num_layers\?"),
+        ("checkpoints.folder=x", "checkpoints.folder is for scripts of headway.hybrid: use --out"),
+        ("checkpoints.keep=9", "checkpoints.keep is for scripts of headway.hybrid: use checkpoint.keep"),
         ("modle.dim=3", r"unknown key modle: did you mean model\?"),
         ("run.xyzzy=3", "unknown key run.xyzzy; there are epochs, max_steps"),
         ("model.dim=big", "model.dim must be int, not 'big'"),

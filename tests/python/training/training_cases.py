@@ -60,27 +60,31 @@ def make_config(folder: Path, **sections: dict[str, Any]) -> TrainingConfig:
 class ExactModel(nn.Module):
     """A linear model whose sums are exact: its numbers are small multiples of powers of two.
 
-    The loss of a target is +-(item @ weight), by its label.
+    The loss of a target is +-(item @ weight), by its label. ``make_tables`` makes tables elsewhere.
     """
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", make_tables: Callable[..., Any] | None = None) -> None:
         super().__init__()
-        self.tables = HashTableCollection(
+        make = make_tables or partial(HashTableCollection, gradient_reduction="sum")
+        self.tables = make(
             tables=[TableConfig("items", dim=4, optimizer=Sgd(lr=0.25), initializer=Constant(1.0))],
             features=[FeatureConfig("item", table="items", pooling=None)],
-            gradient_reduction="sum",
             device=device,
         )
         self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 4.0], device=device))
 
     def forward(self, batch: SampleBatch, *, seed: int, step: int) -> dict[str, Tensor]:
-        items = self.tables({"item": (batch.events["item"], batch.history_lengths + batch.target_lengths)})["item"]
+        items = self.rows_of(batch)
         ends = (batch.history_lengths + batch.target_lengths).cumsum(0)
         indices = [
             end - n + i for end, n in zip(ends.tolist(), batch.target_lengths.tolist(), strict=True) for i in range(n)
         ]
         of_targets = items[torch.tensor(indices, dtype=torch.int64, device=items.device)] @ self.weight
         return {name: (of_targets * (2 * batch.labels[name] - 1)).sum() for name in SCHEMA.labels}
+
+    def rows_of(self, batch: SampleBatch) -> Tensor:
+        """Looks up the embedding of each event."""
+        return self.tables({"item": (batch.events["item"], batch.history_lengths + batch.target_lengths)})["item"]
 
     def count_terms(self, batch: SampleBatch) -> dict[str, int]:
         return dict.fromkeys(SCHEMA.labels, batch.num_targets)
