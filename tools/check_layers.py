@@ -110,7 +110,7 @@ _FOLDER_LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kernels/src": (
         (".",),
         ("cuda", "rows"),
-        ("balance", "hstu", "jagged", "layer"),
+        ("balance", "codec", "hstu", "jagged", "layer"),
         ("hstu/cpu", "hstu/cuda/tile", "jagged/cpu", "jagged/cuda"),
         ("hstu/cuda/sm80", "hstu/cuda/sm90", "layer/cpu", "layer/cuda"),
         ("hstu/cuda",),

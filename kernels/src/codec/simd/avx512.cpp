@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/instruction_sets.hpp"
+#include "codec/simd/half_block_functions.hpp"
+
+namespace headway::kernels::codec {
+
+// CMake compiles this file with the flags of AVX-512; the name is only a label.
+HalfBlockKernels avx512_half_block_kernels() { return half_block_kernels_of("avx512"); }
+
+}  // namespace headway::kernels::codec
