@@ -16,8 +16,8 @@ from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
 _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count", "mode",
-               "staleness", "servers", "exact_order")  # fmt: skip
-_OF_SERVERS = ("staleness", "servers", "exact_order")
+               "staleness", "servers", "exact_order", "compress")  # fmt: skip
+_OF_SERVERS = ("staleness", "servers", "exact_order", "compress")
 """Options of modes with parameter servers."""
 """Options that only dynamic tables have."""
 
@@ -55,11 +55,17 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
         if kind == "static":
             systems.append(System(kind="static"))
         else:
-            systems += [_dynamic_system(options, mode, given, started_ranks) for mode in modes]
+            systems += [
+                _dynamic_system(options, mode, given, started_ranks, compresses=word == "on")
+                for mode in modes
+                for word in dict.fromkeys(options.compress or ["off"])
+            ]
     return systems
 
 
-def _dynamic_system(options: argparse.Namespace, mode: str, given: list[str], started_ranks: int | None) -> System:
+def _dynamic_system(
+    options: argparse.Namespace, mode: str, given: list[str], started_ranks: int | None, *, compresses: bool
+) -> System:
     servers = None
     if mode in ("sync", "hybrid"):
         servers = Servers(
@@ -67,6 +73,7 @@ def _dynamic_system(options: argparse.Namespace, mode: str, given: list[str], st
             staleness=0 if mode == "sync" else 4 if options.staleness is None else options.staleness,
             count=2 if options.servers is None else options.servers,
             is_exact=bool(options.exact_order),
+            compresses=compresses,
         )
     chosen = {name: getattr(options, name) for name in given}
     limits = {name: chosen[name] for name in ("max_rows", "eviction", "min_count", "hot_count") if name in chosen}
@@ -170,6 +177,12 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="every lookup misses the updates of the last --staleness steps, and no others",
+    )
+    group.add_argument(
+        "--compress",
+        nargs="+",
+        choices=("off", "on"),
+        help="compress messages with ids, embeddings and gradients; each choice is trained (default: off)",
     )
     group.add_argument(
         "--restart-at",

@@ -39,12 +39,14 @@ class Servers:
         staleness: steps whose updates lookups may miss, with ``hybrid``.
         count: servers, which are processes of this host.
         is_exact: every lookup misses the updates of the last ``staleness`` steps, and no others.
+        compresses: messages with ids, and with embeddings and gradients, are compressed.
     """
 
     mode: Literal["sync", "hybrid"]
     staleness: int = 0
     count: int = 2
     is_exact: bool = False
+    compresses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ class System:
         if self.servers is not None:
             if self.servers.mode == "hybrid":
                 parts.append(f"staleness {self.servers.staleness}{', exact order' if self.servers.is_exact else ''}")
-            parts.append(f"{self.servers.count} servers")
+            parts.append(f"{self.servers.count} servers{', compressed' if self.servers.compresses else ''}")
         if self.restart is not None:
             parts.append(f"{self.num_ranks} then {self.restart.num_ranks} ranks")
         elif self.num_ranks > 1:

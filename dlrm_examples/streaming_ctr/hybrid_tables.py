@@ -53,6 +53,8 @@ class ServedTables:
             values["staleness"] = servers.staleness
         if servers.is_exact:
             values["order"] = "exact"
+        if servers.compresses:
+            values["compression"] = {"ids": True, "values": True}
         self._group = group
         self._tables = HybridTables(
             HybridConfig.of(values),

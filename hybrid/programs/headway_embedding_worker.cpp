@@ -92,6 +92,7 @@ void serve(Arguments const& arguments, sigset_t const& signals) {
   EmbeddingWorker worker({.connect = [&] { return connect(arguments); },
                           .timeout = arguments.timeout,
                           .max_buffer_bytes = arguments.buffer_mib << 20,
+                          .max_batch_bytes = arguments.max_request_mib << 20,
                           .thread_pool = std::make_shared<base::ThreadPool>(arguments.threads)});
   RequestService const service(arguments.service, [&](Request& request) { worker.handle(request); });
   std::printf("listening at %s\n", service.address().c_str());

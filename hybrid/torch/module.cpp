@@ -257,7 +257,7 @@ class PythonClient {
   PythonClient(std::vector<std::string> const& addresses, std::string const& job,
                std::vector<embedding::TableSettings> const& settings,
                std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
-               double timeout_s, double connect_timeout_s, int num_threads) {
+               double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values, int num_threads) {
     auto tables = merged_tables_of(settings, table_ids, reads_zeros);
     for (auto const& table : tables) dims_.push_back(table.options.dim);
     auto const options = link_options(job, connect_timeout_s);
@@ -269,7 +269,8 @@ class PythonClient {
                          .client = std::make_unique<ServerClient>(std::move(link), milliseconds_of(timeout_s))});
     }
     client_ = std::make_unique<EmbeddingClient>(std::move(servers), std::move(tables), milliseconds_of(timeout_s),
-                                                std::make_shared<base::ThreadPool>(num_threads));
+                                                std::make_shared<base::ThreadPool>(num_threads),
+                                                Compression{.ids = compress_ids, .values = compress_values});
   }
 
   void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
@@ -370,7 +371,7 @@ class PythonWorkers {
                 std::vector<embedding::TableSettings> const& settings,
                 std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
                 std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const& features,
-                double timeout_s, double connect_timeout_s) {
+                double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values) {
     auto const tables = merged_tables_of(settings, table_ids, reads_zeros);
     for (auto const& table : tables) dims_.push_back(table.options.dim);
     std::vector<FeatureSetting> of_features;
@@ -384,7 +385,7 @@ class PythonWorkers {
       auto const name = "embedding worker " + std::to_string(workers_.size()) + " at " + address;
       workers_.push_back(
           std::make_unique<WorkerClient>(name, comm::dial(address, options), milliseconds_of(timeout_s)));
-      workers_.back()->set_up(tables, of_features);
+      workers_.back()->set_up(tables, of_features, {.ids = compress_ids, .values = compress_values});
     }
   }
 
@@ -421,7 +422,8 @@ class PythonWorkers {
       batch.fetch = workers_.at(index)->start_fetch(generation_, {.loader = loader, .number = number}, {step, rank});
     } else {
       batch.found = Embeddings{.num_bags = std::vector<std::uint64_t>(num_features_),
-                               .values = std::vector<std::vector<float>>(dims_.size())};
+                               .values = std::vector<std::vector<float>>(dims_.size()),
+                               .distinct_bags = {}};
       batch.is_empty = true;
     }
     batches_.insert_or_assign(step, std::move(batch));
@@ -444,8 +446,10 @@ class PythonWorkers {
     for (auto const& [rate, values] : gradients) {
       parts.push_back({.rate = rate, .gradients = values ? span_of(*values) : std::span<float const>()});
     }
+    base::expects(batch.found.has_value(),
+                  "the embeddings of the batch of step " + std::to_string(step) + " have not come");
     py::gil_scoped_release const without_gil;
-    batch.end = workers_.at(batch.worker)->start_gradients(generation_, {step, rank}, parts);
+    batch.end = workers_.at(batch.worker)->start_gradients(generation_, {step, rank}, parts, *batch.found);
   }
 
   void drop(std::uint64_t step, std::uint32_t rank) {
@@ -564,6 +568,10 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_readonly("evicted", &ServerStatus::evicted)
       .def_readonly("refused", &ServerStatus::refused)
       .def_readonly("dropped_gradients", &ServerStatus::dropped_gradients)
+      .def_property_readonly("plain_id_bytes", [](ServerStatus const& self) { return self.messages.plain_ids; })
+      .def_property_readonly("sent_id_bytes", [](ServerStatus const& self) { return self.messages.sent_ids; })
+      .def_property_readonly("plain_value_bytes", [](ServerStatus const& self) { return self.messages.plain_values; })
+      .def_property_readonly("sent_value_bytes", [](ServerStatus const& self) { return self.messages.sent_values; })
       .def_readonly("staleness", &ServerStatus::staleness);
   py::register_exception<RequestRefused>(module, "RequestRefusedError", PyExc_RuntimeError);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
@@ -576,9 +584,10 @@ PYBIND11_MODULE(_hybrid, module) {
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
                     std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&,
                     std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const&, double,
-                    double>(),
+                    double, bool, bool>(),
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
-           py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"), py::arg("connect_timeout_s"))
+           py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"), py::arg("connect_timeout_s"),
+           py::arg("compress_ids"), py::arg("compress_values"))
       .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::kw_only(),
            py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))
@@ -593,9 +602,11 @@ PYBIND11_MODULE(_hybrid, module) {
       .def("end_at", &PythonWorkers::end_at, py::arg("step"));
   py::class_<PythonClient>(module, "EmbeddingClient")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
-                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&, double, double, int>(),
+                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&, double, double, bool,
+                    bool, int>(),
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
-           py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"), py::arg("num_threads"))
+           py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"), py::arg("compress_ids"),
+           py::arg("compress_values"), py::arg("num_threads"))
       .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
            py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
       .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))

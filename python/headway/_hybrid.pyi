@@ -53,6 +53,10 @@ class ServerStatus:
     evicted: int
     refused: int
     dropped_gradients: int
+    plain_id_bytes: int
+    sent_id_bytes: int
+    plain_value_bytes: int
+    sent_value_bytes: int
     staleness: list[int]
 
 def query_status(address: str, *, job: str, timeout_s: float) -> ServerStatus: ...
@@ -98,6 +102,8 @@ class EmbeddingClient:
         reads_zeros: Sequence[bool],
         timeout_s: float,
         connect_timeout_s: float,
+        compress_ids: bool,
+        compress_values: bool,
         num_threads: int,
     ) -> None: ...
     def begin_generation(
@@ -132,6 +138,8 @@ class EmbeddingWorkers:
         features: Sequence[tuple[str, int, str | None]],
         timeout_s: float,
         connect_timeout_s: float,
+        compress_ids: bool,
+        compress_values: bool,
     ) -> None: ...
     def begin_generation(
         self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool, token: int

@@ -122,11 +122,13 @@ class ThroughWorkers {
     fetches_[step] = at(step).start_fetch(1, name, {step, number_});
   }
   [[nodiscard]] std::vector<float> rows(std::uint64_t step) {
-    return at(step).wait_embeddings(*fetches_.extract(step).mapped(), {step, number_}).values.at(0);
+    auto const& found = found_[step] = at(step).wait_embeddings(*fetches_.extract(step).mapped(), {step, number_});
+    return found.values.at(0);
   }
   void finish(std::uint64_t step, std::span<float const> gradients, double rate) {
     PartValues const part{.rate = rate, .gradients = gradients};
-    at(step).finish(*at(step).start_gradients(1, {step, number_}, {&part, 1}), {step, number_});
+    auto const found = found_.extract(step);
+    at(step).finish(*at(step).start_gradients(1, {step, number_}, {&part, 1}, found.mapped()), {step, number_});
   }
   void end_at(std::uint64_t step) { clients_.front()->end_at(1, step); }
 
@@ -135,7 +137,8 @@ class ThroughWorkers {
 
   std::vector<std::unique_ptr<WorkerClient>> clients_;
   std::uint32_t number_;
-  std::map<std::uint64_t, Requester::CallPtr> fetches_;
+  std::map<std::uint64_t, Requester::CallPtr> fetches_;  ///< By step.
+  std::map<std::uint64_t, Embeddings> found_;            ///< By step.
 };
 
 void begin(Servers& servers, std::vector<embedding::MergedTable> const& tables, StepLedger::Options const& options) {

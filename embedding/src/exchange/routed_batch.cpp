@@ -5,6 +5,7 @@
 #include "exchange/inputs.hpp"
 #include "headway/base/status.hpp"
 
+#include <limits>
 #include <utility>
 
 namespace headway::embedding {
@@ -56,6 +57,28 @@ std::span<float> RoutedBatch::rows(std::size_t merged, std::size_t owner) {
 void RoutedBatch::expand(std::size_t merged, std::span<float> out) const {
   auto const& lookup = lookups_[merged];
   device_->expand(lookup.unique, lookup.inputs.bags(), dims_[merged], lookup.rows.span, out);
+}
+
+std::vector<std::uint32_t> RoutedBatch::distinct_bags(std::size_t merged) const {
+  constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+  auto const& [inputs, unique, ends, rows] = lookups_[merged];
+  std::vector<std::uint32_t> indices(inputs.num_bags), of_key(unique.num_rows() + 1, kNone);  // The last one: no key.
+  std::uint32_t next = 0;
+  for (std::size_t bag = 0; bag < inputs.num_bags; ++bag) {
+    bool const are_ids = inputs.offsets.empty();  // Each id is a bag.
+    auto const first = are_ids ? bag : static_cast<std::size_t>(inputs.offsets.span[bag]);
+    auto const end = are_ids ? bag + 1 : static_cast<std::size_t>(inputs.offsets.span[bag + 1]);
+    bool const is_one_id = end == first + 1 && (inputs.weights.empty() || inputs.weights.span[first] == 1);
+    if (!is_one_id && end != first) {
+      indices[bag] = next++;
+      continue;
+    }
+    auto& known = of_key[end == first ? unique.num_rows() : unique.inverse_indices.span[first]];
+    if (known == kNone) known = next++;
+    indices[bag] = known;
+  }
+  if (next == inputs.num_bags) indices.clear();
+  return indices;
 }
 
 Block<float> RoutedBatch::reduce(std::size_t merged, std::span<float const> gradients) const {

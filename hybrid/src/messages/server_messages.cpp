@@ -2,16 +2,22 @@
 
 // Layout of the bodies, in words of 64 bits (words.hpp). There are M merged tables.
 //
-//   configure    number of merged tables; for each: options, number of tables, their ids (32 bits each)
+//   configure    compression (bit 0: ids, bit 1: values), then tables:
+//   tables       number of merged tables; for each: options, number of tables, their ids (32 bits each)
 //   generation   token, workers, staleness, first step, exact order
 //   lookup, read step, worker, M numbers of keys; for each merged table: ids, tables (32 bits), counts (32 bits)
+//                with compressed ids, behind the numbers of keys: for each merged table: number of bytes; ids, tables
+//                and counts as packed numbers. 0 bytes: they are plain, since that is smaller
 //   part         step, worker; for each merged table: rate, number of floats, floats
+//                with compressed values: halves and exponents in place of floats
 //   void         step, worker
 //   status       the numbers of ServerStatus in their order, number of staleness counts, counts
-// An answer to a lookup has the rows as floats, in the order of the keys, without sizes: the asker knows them.
+// An answer to a lookup has the rows as floats, in the order of the keys, without sizes: the asker knows them. With
+// compressed values it has for each merged table: number of values, halves, exponents.
 
 #include "headway/hybrid/server_messages.hpp"
 
+#include "messages/packed_arrays.hpp"
 #include "messages/words.hpp"
 
 #include <array>
@@ -24,6 +30,7 @@ using embedding::MergedTable;
 
 constexpr std::uint64_t kMostMergedTables = 1 << 12, kMostTables = 1 << 16, kMostKeys = std::uint64_t{1} << 31;
 constexpr std::uint64_t kMost32 = 0xffffffff;
+constexpr std::uint64_t kCompressesIds = 1, kCompressesValues = 2;
 
 void write_options(WordWriter& to, MergedTable const& table) {
   auto const& options = table.options;
@@ -95,10 +102,26 @@ BatchId read_batch(WordReader& from) {
 /// The numbers of a status, in the order of the message.
 template <class Status>
 auto numbers_of(Status& status) {
-  return std::array{&status.generation,      &status.num_applied, &status.lookups,   &status.reads,
-                    &status.parts,           &status.voids,       &status.held,      &status.void_not_finite,
-                    &status.void_generation, &status.rows,        &status.cold_rows, &status.pending,
-                    &status.bytes,           &status.evicted,     &status.refused,   &status.dropped_gradients};
+  return std::array{&status.generation,
+                    &status.num_applied,
+                    &status.lookups,
+                    &status.reads,
+                    &status.parts,
+                    &status.voids,
+                    &status.held,
+                    &status.void_not_finite,
+                    &status.void_generation,
+                    &status.rows,
+                    &status.cold_rows,
+                    &status.pending,
+                    &status.bytes,
+                    &status.evicted,
+                    &status.refused,
+                    &status.dropped_gradients,
+                    &status.messages.plain_ids,
+                    &status.messages.sent_ids,
+                    &status.messages.plain_values,
+                    &status.messages.sent_values};
 }
 
 }  // namespace
@@ -132,6 +155,21 @@ std::vector<MergedTable> decode_tables(std::span<std::byte const> body) {
   return tables;
 }
 
+Body encode_configuration(std::span<MergedTable const> tables, Compression compression) {
+  WordWriter to;
+  auto const encoded = encode_tables(tables);
+  to.word((compression.ids ? kCompressesIds : 0) | (compression.values ? kCompressesValues : 0));
+  to.array(std::span<std::byte const>(encoded));
+  return to.take();
+}
+
+DecodedConfiguration decode_configuration(std::span<std::byte const> body) {
+  WordReader from(body);
+  auto const bits = from.word_up_to(kCompressesIds | kCompressesValues, "the compression");
+  return {.compression = {.ids = (bits & kCompressesIds) != 0, .values = (bits & kCompressesValues) != 0},
+          .tables = body.subspan(sizeof bits)};
+}
+
 Body encode_generation(StepLedger::Options const& options, std::uint64_t token) {
   WordWriter to;
   to.word(token)
@@ -154,19 +192,71 @@ std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::b
   return {options, token};
 }
 
-Body encode_lookup(BatchId batch, std::span<KeyList const> tables) {
+namespace {
+
+/// Bytes of plain keys.
+std::size_t plain_bytes_of(std::size_t num_keys) {
+  return num_keys * sizeof(std::uint64_t) + 2 * ((num_keys * sizeof(std::uint32_t) + 7) / 8 * 8);
+}
+
+}  // namespace
+
+Body encode_lookup(BatchId batch, std::span<KeyList const> tables, Compression compression) {
   auto to = write_batch(batch);
   for (auto const& each : tables) to.word(each.ids.size());
-  for (auto const& each : tables) to.array(each.ids).array(each.tables).array(each.counts);
+  for (auto const& each : tables) {
+    std::vector<std::byte> packed;
+    if (compression.ids) {
+      append_packed(each.ids, packed);
+      append_packed(each.tables, packed);
+      append_packed(each.counts, packed);
+      if (packed.size() >= plain_bytes_of(each.ids.size())) packed.clear();
+      write_bytes(to, packed);
+    }
+    if (packed.empty()) to.array(each.ids).array(each.tables).array(each.counts);
+  }
   return to.take();
 }
 
-DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables) {
+namespace {
+
+/// Reads packed keys into `storage`. @returns views of them
+KeyList unpack_keys(std::span<std::byte const> packed, std::size_t size, DecodedLookup::Storage& storage) {
+  storage.ids.resize(size);
+  storage.tables.resize(size);
+  storage.counts.resize(size);
+  auto rest = kernels::unpack(packed, std::span(storage.ids));
+  rest = kernels::unpack(rest, std::span(storage.tables));
+  rest = kernels::unpack(rest, std::span(storage.counts));
+  base::expects(rest.empty(), "packed keys are too long");
+  return {.ids = storage.ids, .tables = storage.tables, .counts = storage.counts};
+}
+
+}  // namespace
+
+DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables, Compression compression,
+                            std::size_t most_keys) {
   WordReader from(body);
-  DecodedLookup lookup{.batch = read_batch(from), .tables = {}};
+  DecodedLookup lookup{.batch = read_batch(from), .tables = {}, .storage = {}};
   std::vector<std::uint64_t> sizes;
   for (std::size_t i = 0; i < num_tables; ++i) sizes.push_back(from.word_up_to(kMostKeys, "the number of keys"));
-  for (auto const size : sizes) {
+  std::size_t num_keys = 0;
+  lookup.storage.resize(compression.ids ? num_tables : 0);
+  for (std::size_t i = 0; i < num_tables; ++i) {
+    auto const size = sizes[i];
+    if (compression.ids) {
+      num_keys += size;
+      base::expects(num_keys <= most_keys, to_string(lookup.batch) + ": a lookup has over " +
+                                               std::to_string(most_keys) + " keys, which is the limit");
+      auto const packed = read_bytes(from);
+      lookup.saved_bytes -= sizeof(std::uint64_t);
+      if (!packed.empty()) {
+        lookup.tables.push_back(unpack_keys(packed, size, lookup.storage[i]));
+        lookup.saved_bytes +=
+            static_cast<std::int64_t>(plain_bytes_of(size)) - static_cast<std::int64_t>(packed.size());
+        continue;
+      }
+    }
     lookup.tables.push_back({.ids = from.array<std::uint64_t>(size),
                              .tables = from.array<std::uint32_t>(size),
                              .counts = from.array<std::uint32_t>(size)});
@@ -175,18 +265,67 @@ DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tab
   return lookup;
 }
 
-Body encode_part(BatchId batch, std::span<PartValues const> tables) {
-  auto to = write_batch(batch);
-  for (auto const& each : tables) to.real(each.rate).word(each.gradients.size()).array(each.gradients);
+Body encode_rows(std::span<std::size_t const> dims, std::span<std::size_t const> num_rows,
+                 std::span<float const> rows) {
+  WordWriter to;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    write_rows(to, rows.first(num_rows[i] * dims[i]), dims[i]);
+    rows = rows.subspan(num_rows[i] * dims[i]);
+  }
   return to.take();
 }
 
-DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables) {
+void decode_rows(std::span<std::byte const> body, std::span<std::size_t const> dims, Compression compression,
+                 std::span<std::span<float> const> outs) {
+  auto const expect_same = [](bool condition) {
+    base::expects(condition, "rows of another size came than were asked for");
+  };
+  if (compression.values) {
+    WordReader from(body);
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+      RowsView const rows(from, dims[i]);
+      expect_same(rows.size() == outs[i].size());
+      rows.copy_to(outs[i]);
+    }
+    return from.expect_end();
+  }
+  std::span<float const> rows(reinterpret_cast<float const*>(body.data()), body.size() / sizeof(float));
+  for (auto const out : outs) {
+    expect_same(rows.size() >= out.size());
+    std::ranges::copy(rows.first(out.size()), out.begin());
+    rows = rows.subspan(out.size());
+  }
+  expect_same(rows.empty() && body.size() % sizeof(float) == 0);
+}
+
+std::int64_t saved_bytes_of(std::size_t num_rows, std::size_t dim) {
+  return static_cast<std::int64_t>(num_rows * dim * sizeof(float)) -
+         static_cast<std::int64_t>(kernels::half_bytes(num_rows, dim));
+}
+
+Body encode_part(BatchId batch, std::span<PartValues const> tables, std::span<std::size_t const> half_dims) {
+  auto to = write_batch(batch);
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    write_rows(to.real(tables[i].rate), tables[i].gradients, half_dims.empty() ? 0 : half_dims[i]);
+  }
+  return to.take();
+}
+
+DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables,
+                        std::span<std::size_t const> half_dims) {
   WordReader from(body);
-  DecodedPart part{.batch = read_batch(from), .tables = {}};
+  DecodedPart part{.batch = read_batch(from), .tables = {}, .storage = {}};
   for (std::size_t i = 0; i < num_tables; ++i) {
     PartValues values{.rate = from.real()};
-    values.gradients = from.array<float>(from.word());
+    if (half_dims.empty()) {
+      values.gradients = from.array<float>(from.word());
+    } else {
+      RowsView const rows(from, half_dims[i]);
+      auto& decoded = part.storage.emplace_back(rows.size());
+      rows.copy_to(decoded);
+      values.gradients = decoded;
+      part.saved_bytes += saved_bytes_of(rows.size() / half_dims[i], half_dims[i]);
+    }
     part.tables.push_back(values);
   }
   from.expect_end();

@@ -2,16 +2,23 @@
 
 // Layout of the bodies, in words of 64 bits (words.hpp).
 //
-//   set up       length of the tables, tables (server_messages.cpp); number of features; for each: table, pooling,
+//   set up       length of the configuration, configuration (server_messages.cpp); number of features; for each: table,
+//   pooling,
 //                length of the name, name
 //   submit       loader, number; for each feature: number of lists, of ids, and of weights; lengths, ids, weights
+//                with compressed ids: number of bytes and encoded lists (kernels/id_lists.hpp) in place of both
 //   fetch, read  loader, number, step, worker
 //   embeddings   number of features, bags of each; number of merged tables; for each: number of floats, floats
+//                with compressed values, for each merged table: number of bags, or 0 if all are distinct; number of
+//                bytes and packed indices of distinct bags; number of values, halves and exponents of distinct bags
 // Gradients, drops and generations are those of server_messages.cpp.
 
 #include "headway/hybrid/worker_messages.hpp"
 
+#include "messages/packed_arrays.hpp"
 #include "messages/words.hpp"
+
+#include <algorithm>
 
 namespace headway::hybrid {
 
@@ -37,9 +44,10 @@ std::string to_string(BatchName name) {
   return "batch " + std::to_string(name.number) + " of loader " + std::to_string(name.loader);
 }
 
-Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features) {
+Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
+                   Compression compression) {
   WordWriter to;
-  auto const encoded = encode_tables(tables);
+  auto const encoded = encode_configuration(tables, compression);
   to.word(encoded.size()).array(std::span<std::byte const>(encoded)).word(features.size());
   for (auto const& each : features) {
     to.word(each.table).word(static_cast<std::uint64_t>(each.pooling)).word(each.name.size());
@@ -48,11 +56,10 @@ Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<Fea
   return to.take();
 }
 
-std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> decode_set_up(
-    std::span<std::byte const> body) {
+DecodedSetUp decode_set_up(std::span<std::byte const> body) {
   WordReader from(body);
-  auto tables = decode_tables(from.array<std::byte>(from.word()));
-  std::vector<FeatureSetting> features;
+  auto const configuration = decode_configuration(from.array<std::byte>(from.word()));
+  DecodedSetUp set_up{.tables = decode_tables(configuration.tables), .compression = configuration.compression};
   auto const count = from.word_up_to(kMostFeatures, "the number of features");
   for (std::uint64_t i = 0; i < count; ++i) {
     FeatureSetting feature;
@@ -61,39 +68,68 @@ std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> deco
         from.word_up_to(static_cast<std::uint64_t>(embedding::Pooling::kMean), "the pooling"));
     auto const name = from.array<char>(from.word_up_to(kMostNameBytes, "the length of a name"));
     feature.name.assign(name.begin(), name.end());
-    features.push_back(std::move(feature));
+    set_up.features.push_back(std::move(feature));
   }
   from.expect_end();
-  return {std::move(tables), std::move(features)};
+  return set_up;
 }
 
-Body encode_submit(BatchName name, std::span<FeatureIds const> features) {
+Body encode_submit(BatchName name, std::span<FeatureIds const> features, Compression compression) {
   WordWriter to;
   to.word(name.loader).word(name.number);
   for (auto const& each : features) {
     to.word(each.lengths.size()).word(each.ids.size()).word(each.weights.size());
-    to.array(each.lengths).array(each.ids).array(each.weights);
+    if (compression.ids) {
+      std::vector<std::byte> encoded;
+      kernels::append_id_lists(each.lengths, each.ids, encoded);
+      write_bytes(to, encoded);
+    } else {
+      to.array(each.lengths).array(each.ids);
+    }
+    to.array(each.weights);
   }
   return to.take();
 }
 
-std::pair<BatchName, std::vector<FeatureIds>> decode_submit(std::span<std::byte const> body, std::size_t num_features) {
+BatchName decode_submit_name(std::span<std::byte const> body) {
   WordReader from(body);
-  auto const name = read_name(from);
-  std::vector<FeatureIds> features;
+  return read_name(from);
+}
+
+DecodedSubmit decode_submit(std::span<std::byte const> body, std::size_t num_features, Compression compression,
+                            std::size_t most_bytes) {
+  WordReader from(body);
+  DecodedSubmit submit{.name = read_name(from)};
+  std::size_t num_bytes = 0;
   for (std::size_t i = 0; i < num_features; ++i) {
     auto const num_lists = from.word_up_to(kMostElements, "the number of lists");
     auto const num_ids = from.word_up_to(kMostElements, "the number of ids");
     auto const num_weights = from.word_up_to(kMostElements, "the number of weights");
-    base::expects(num_weights == 0 || num_weights == num_ids, to_string(name) + ": there is not one weight per id");
+    base::expects(num_weights == 0 || num_weights == num_ids,
+                  to_string(submit.name) + ": there is not one weight per id");
     FeatureIds feature;
-    feature.lengths = from.array<std::int64_t>(num_lists);
-    feature.ids = from.array<std::int64_t>(num_ids);
+    if (compression.ids) {
+      auto const plain_bytes = (num_lists + num_ids) * sizeof(std::int64_t);
+      num_bytes += plain_bytes;
+      base::expects(num_bytes <= most_bytes, to_string(submit.name) + ": its ids have over " +
+                                                 std::to_string(most_bytes) + " bytes, which is the limit");
+      auto const encoded = read_bytes(from);
+      auto& lists = submit.storage.emplace_back();
+      base::expects(kernels::decode_id_lists(encoded, num_lists, num_ids, lists).empty(),
+                    to_string(submit.name) + ": lists of ids are too long");
+      feature.lengths = lists.lengths;
+      feature.ids = lists.ids;
+      submit.saved_bytes += static_cast<std::int64_t>(plain_bytes) -
+                            static_cast<std::int64_t>((encoded.size() + 7) / 8 * 8 + sizeof(std::uint64_t));
+    } else {
+      feature.lengths = from.array<std::int64_t>(num_lists);
+      feature.ids = from.array<std::int64_t>(num_ids);
+    }
     feature.weights = from.array<float>(num_weights);
-    features.push_back(feature);
+    submit.features.push_back(feature);
   }
   from.expect_end();
-  return {name, std::move(features)};
+  return submit;
 }
 
 Body encode_fetch(BatchName name, BatchId batch) {
@@ -112,20 +148,122 @@ std::pair<BatchName, BatchId> decode_fetch(std::span<std::byte const> body) {
   return {name, batch};
 }
 
-Body encode_embeddings(Embeddings const& embeddings) {
+namespace {
+
+/// The first bag of each index.
+std::vector<std::size_t> first_bags(std::span<std::uint32_t const> distinct_bags) {
+  std::vector<std::size_t> first;
+  for (std::size_t bag = 0; bag < distinct_bags.size(); ++bag) {
+    if (distinct_bags[bag] == first.size()) first.push_back(bag);
+  }
+  return first;
+}
+
+/// Writes the values of distinct bags, and which ones they are.
+void write_distinct(WordWriter& to, std::span<std::uint32_t const> distinct_bags, std::span<float const> values,
+                    std::size_t dim) {
+  to.word(distinct_bags.size());
+  std::vector<std::byte> packed;
+  if (!distinct_bags.empty()) append_packed(distinct_bags, packed);
+  write_bytes(to, packed);
+  if (distinct_bags.empty()) return write_rows(to, values, dim);
+  std::vector<float> distinct;
+  for (auto const bag : first_bags(distinct_bags)) {
+    auto const row = values.subspan(bag * dim, dim);
+    distinct.insert(distinct.end(), row.begin(), row.end());
+  }
+  write_rows(to, distinct, dim);
+}
+
+void read_distinct(WordReader& from, std::size_t dim, std::size_t& num_bytes, std::size_t most_bytes,
+                   Embeddings& embeddings) {
+  auto const num_bags = from.word_up_to(kMostElements, "the number of bags");
+  num_bytes += num_bags * dim * sizeof(float);
+  base::expects(num_bytes <= most_bytes, "embeddings of bags have over " + std::to_string(most_bytes) + " bytes");
+  auto const packed = read_bytes(from);
+  RowsView const rows(from, dim);
+  std::vector<float> distinct(rows.size());
+  rows.copy_to(distinct);
+  auto& distinct_bags = embeddings.distinct_bags.emplace_back(num_bags);
+  if (num_bags == 0) {
+    base::expects(packed.empty(), "there are indices without bags");
+    embeddings.values.push_back(std::move(distinct));
+    return;
+  }
+  base::expects(kernels::unpack(packed, std::span(distinct_bags)).empty(), "indices of bags are too long");
+  std::size_t next = 0;
+  auto& values = embeddings.values.emplace_back(num_bags * dim);
+  for (std::size_t bag = 0; bag < num_bags; ++bag) {
+    auto const index = distinct_bags[bag];
+    base::expects(index <= next && index < distinct.size() / dim, "an index of a bag is wrong");
+    if (index == next) ++next;
+    std::copy_n(&distinct[index * dim], dim, &values[bag * dim]);
+  }
+  base::expects(next == distinct.size() / dim, "there are embeddings without a bag");
+}
+
+}  // namespace
+
+std::size_t num_distinct(std::span<std::uint32_t const> distinct_bags) {
+  return distinct_bags.empty() ? 0 : std::ranges::max(distinct_bags) + std::size_t{1};
+}
+
+std::vector<float> sum_distinct(std::span<std::uint32_t const> distinct_bags, std::size_t dim,
+                                std::span<float const> gradients) {
+  std::vector<float> sums(num_distinct(distinct_bags) * dim);
+  std::size_t next = 0;
+  for (std::size_t bag = 0; bag < distinct_bags.size(); ++bag) {
+    auto const gradient = gradients.subspan(bag * dim, dim);
+    auto const sum = std::span(sums).subspan(distinct_bags[bag] * dim, dim);
+    if (distinct_bags[bag] == next) {
+      std::ranges::copy(gradient, sum.begin());
+      ++next;
+    } else {
+      for (std::size_t column = 0; column < dim; ++column) sum[column] += gradient[column];
+    }
+  }
+  return sums;
+}
+
+std::vector<float> spread_distinct(std::span<std::uint32_t const> distinct_bags, std::size_t dim,
+                                   std::span<float const> sums) {
+  std::vector<float> gradients(distinct_bags.size() * dim);
+  std::size_t next = 0;
+  for (auto const bag : first_bags(distinct_bags)) {
+    std::copy_n(&sums[next++ * dim], dim, &gradients[bag * dim]);
+  }
+  return gradients;
+}
+
+Body encode_embeddings(Embeddings const& embeddings, std::span<std::size_t const> half_dims) {
   WordWriter to;
   to.word(embeddings.num_bags.size()).array(std::span<std::uint64_t const>(embeddings.num_bags));
   to.word(embeddings.values.size());
-  for (auto const& each : embeddings.values) to.word(each.size()).array(std::span<float const>(each));
+  for (std::size_t i = 0; i < embeddings.values.size(); ++i) {
+    if (half_dims.empty()) {
+      write_rows(to, embeddings.values[i], 0);
+    } else {
+      write_distinct(to, embeddings.distinct_bags[i], embeddings.values[i], half_dims[i]);
+    }
+  }
   return to.take();
 }
 
-Embeddings decode_embeddings(std::span<std::byte const> body) {
+Embeddings decode_embeddings(std::span<std::byte const> body, std::span<std::size_t const> half_dims,
+                             std::size_t most_bytes) {
   WordReader from(body);
   Embeddings embeddings;
   embeddings.num_bags = copy_of(from.array<std::uint64_t>(from.word_up_to(kMostFeatures, "the number of features")));
   auto const count = from.word_up_to(kMostFeatures, "the number of merged tables");
-  for (std::uint64_t i = 0; i < count; ++i) embeddings.values.push_back(copy_of(from.array<float>(from.word())));
+  base::expects(half_dims.empty() || half_dims.size() == count, "there are embeddings of other merged tables");
+  std::size_t num_bytes = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (half_dims.empty()) {
+      embeddings.values.push_back(copy_of(from.array<float>(from.word())));
+    } else {
+      read_distinct(from, half_dims[i], num_bytes, most_bytes, embeddings);
+    }
+  }
   from.expect_end();
   return embeddings;
 }

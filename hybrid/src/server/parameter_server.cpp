@@ -48,9 +48,9 @@ embedding::Keys view_of(KeyList const& keys) { return {.ids = keys.ids, .tables 
 }  // namespace
 
 struct ParameterServer::Batch {
-  Body lookup{}, part{};             ///< Messages that the views below are of.
-  std::vector<KeyList> keys{};       ///< (merged tables)
-  std::vector<PartValues> values{};  ///< (merged tables) Empty until the part has come.
+  Body lookup{}, part{};  ///< Messages that keys and values are views of, unless they were compressed.
+  DecodedLookup keys{};
+  DecodedPart values{};  ///< No tables until the part has come.
   bool is_answered = false;
 };
 
@@ -140,7 +140,7 @@ bool ParameterServer::is_refused_as_failed(Request& request) const {
 }
 
 void ParameterServer::configure(Request& request) {
-  auto const body = request.body();
+  auto const [compression, body] = decode_configuration(request.body());
   auto merged = decode_tables(body);
   if (configuration_.empty()) {
     base::expects(!merged.empty(), "a server needs at least one table");
@@ -150,8 +150,10 @@ void ParameterServer::configure(Request& request) {
       tables.push_back(embedding::make_concurrent_table(each.options));
     }
     for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
+    for (auto const& each : merged) dims_.push_back(each.options.dim);
     merged_ = std::move(merged);
     tables_ = std::move(tables);
+    compression_ = compression;
     configuration_.assign(body.begin(), body.end());
   } else if (!std::ranges::equal(body, configuration_)) {
     auto const here = embedding::describe(merged_, embedding::Dedup::kBoth);
@@ -159,6 +161,8 @@ void ParameterServer::configure(Request& request) {
     throw base::UsageError(here == there ? "the server has tables with other limits of rows"
                                          : "the server has these tables: " + here + ". The request has: " + there);
   }
+  base::expects(compression == compression_,
+                "the server has " + to_string(compression_) + ", and the request has " + to_string(compression));
   request.reply({});
 }
 
@@ -233,12 +237,13 @@ void ParameterServer::expect_keys(std::string const& name, std::span<KeyList con
 }
 
 void ParameterServer::look_up(Request& request) {
-  auto decoded = decode_lookup(request.body(), tables_.size());
-  auto const& batch = decoded.batch;
+  auto decoded = decode_keys(request);
+  auto const batch = decoded.batch;
   expect_keys(to_string(batch), decoded.tables);
   auto made = std::make_shared<Batch>();
+  auto const num_bytes = request.body().size();
   made->lookup = request.take_body();
-  made->keys = std::move(decoded.tables);
+  made->keys = std::move(decoded);
   BatchKey const id{batch.step, batch.worker};
   std::unique_lock lock(mutex_);
   auto const [entry, is_new] = batches_.try_emplace(id);
@@ -249,6 +254,7 @@ void ParameterServer::look_up(Request& request) {
     throw;
   }
   entry->second = std::move(made);
+  count_keys(num_bytes, entry->second->keys);
   ++counts_.lookups;
   if (!ledger_->may_answer(batch.step)) {
     held_.emplace(id, std::move(request));
@@ -266,13 +272,16 @@ void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std
   auto const num_missing = step - std::min(step, ledger_->num_applied());
   lock.unlock();
   Body body;
+  std::size_t plain_bytes = 0;
   std::string error;
   try {
     std::shared_lock const calls(table_calls_);
-    body = rows_of(batch->keys, true);
+    body = rows_of(batch->keys.tables, true);
+    plain_bytes = body.size();
   } catch (std::exception const& caught) {
     error = caught.what();
   }
+  if (error.empty()) body = packed(std::move(body), batch->keys.tables);
   lock.lock();
   if (!error.empty()) return request.refuse(ReplyCode::kFailed, name + ": its rows cannot be read: " + error);
   if (auto const found = batches_.find(id); found == batches_.end() || found->second != batch) {
@@ -281,7 +290,26 @@ void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std
   batch->is_answered = true;
   ++counts_.staleness[num_missing];
   ledger_->count_answer(step, worker);
+  counts_.messages.plain_values += plain_bytes;
+  counts_.messages.sent_values += body.size();
   request.reply(std::move(body));
+}
+
+DecodedLookup ParameterServer::decode_keys(Request const& request) const {
+  auto const most_keys = options_.max_rows_bytes / (std::ranges::min(dims_) * sizeof(float));
+  return decode_lookup(request.body(), tables_.size(), compression_, most_keys);
+}
+
+void ParameterServer::count_keys(std::size_t num_bytes, DecodedLookup const& lookup) {
+  counts_.messages.sent_ids += num_bytes;
+  counts_.messages.plain_ids += num_bytes + static_cast<std::uint64_t>(lookup.saved_bytes);
+}
+
+Body ParameterServer::packed(Body rows, std::span<KeyList const> keys) const {
+  if (!compression_.values) return rows;
+  std::vector<std::size_t> num_rows;
+  for (auto const& each : keys) num_rows.push_back(each.ids.size());
+  return encode_rows(dims_, num_rows, {reinterpret_cast<float const*>(rows.data()), rows.size() / sizeof(float)});
 }
 
 Body ParameterServer::rows_of(std::span<KeyList const> keys, bool are_trained) {
@@ -315,10 +343,11 @@ Body ParameterServer::rows_of(std::span<KeyList const> keys, bool are_trained) {
 
 void ParameterServer::read(Request& request) {
   base::expects(!configuration_.empty(), "the server has no tables yet");
-  auto const decoded = decode_lookup(request.body(), tables_.size());
+  auto const decoded = decode_keys(request);
   expect_keys("a read", decoded.tables);
   std::unique_lock lock(mutex_);
   wait_for_step(lock);
+  count_keys(request.body().size(), decoded);
   ++counts_.reads;
   lock.unlock();
   Body rows;
@@ -326,11 +355,18 @@ void ParameterServer::read(Request& request) {
     std::shared_lock const calls(table_calls_);
     rows = rows_of(decoded.tables, false);
   }
+  auto const plain_bytes = rows.size();
+  rows = packed(std::move(rows), decoded.tables);
+  lock.lock();
+  counts_.messages.plain_values += plain_bytes;
+  counts_.messages.sent_values += rows.size();
+  lock.unlock();
   request.reply(std::move(rows));
 }
 
 void ParameterServer::take_part(Request& request) {
-  auto part = decode_part(request.body(), tables_.size());
+  auto part = decode_part(request.body(), tables_.size(),
+                          compression_.values ? std::span<std::size_t const>(dims_) : std::span<std::size_t const>());
   auto const name = to_string(part.batch);
   BatchKey const id{part.batch.step, part.batch.worker};
   auto const find_batch = [&] {  // The caller holds mutex_.
@@ -345,7 +381,8 @@ void ParameterServer::take_part(Request& request) {
   bool is_finite = true;
   for (std::size_t merged = 0; merged < tables_.size() && batch != nullptr; ++merged) {
     auto const& values = part.tables[merged];
-    auto const size = values.gradients.size(), expected = batch->keys[merged].ids.size() * tables_[merged]->dim();
+    auto const size = values.gradients.size(),
+               expected = batch->keys.tables[merged].ids.size() * tables_[merged]->dim();
     base::expects(size == 0 || size == expected, name + ": merged table " + std::to_string(merged) + " has " +
                                                      std::to_string(size) + " gradients instead of " +
                                                      std::to_string(expected));
@@ -359,9 +396,11 @@ void ParameterServer::take_part(Request& request) {
   expect_rates(part);
   base::expects(find_batch() == batch, name + ": it is void");
   ledger_->add_part(part.batch.step, part.batch.worker);
+  counts_.messages.sent_values += request.body().size();
+  counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(part.saved_bytes);
   if (is_finite) {
     batch->part = request.take_body();
-    batch->values = std::move(part.tables);
+    batch->values = std::move(part);
     ++counts_.parts;
   } else {
     ++counts_.void_not_finite;
@@ -374,7 +413,7 @@ void ParameterServer::take_part(Request& request) {
 void ParameterServer::expect_rates(DecodedPart const& part) const {
   for (auto each = batches_.lower_bound({part.batch.step, 0});
        each != batches_.end() && each->first.first == part.batch.step; ++each) {
-    auto const& values = each->second->values;
+    auto const& values = each->second->values.tables;
     for (std::size_t merged = 0; merged < values.size(); ++merged) {
       base::expects(values[merged].rate == part.tables[merged].rate, to_string(part.batch) + ": worker " +
                                                                          std::to_string(each->first.second) +
@@ -411,7 +450,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
       auto const step = ledger_->num_applied();
       std::vector<std::shared_ptr<Batch>> batches;
       for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
-        if (!each->second->values.empty()) batches.push_back(each->second);
+        if (!each->second->values.tables.empty()) batches.push_back(each->second);
       }
       lock.unlock();
       try {
@@ -470,10 +509,10 @@ ParameterServer::Sums ParameterServer::sums_of(std::size_t merged, std::span<std
   std::vector<embedding::KeyValues> pieces;
   double rate = 0;
   for (auto const& batch : batches) {
-    auto const& values = batch->values[merged];
+    auto const& values = batch->values.tables[merged];
     if (values.gradients.empty()) continue;
     if (pieces.empty()) rate = values.rate;
-    pieces.push_back({.keys = view_of(batch->keys[merged]), .values = values.gradients});
+    pieces.push_back({.keys = view_of(batch->keys.tables[merged]), .values = values.gradients});
   }
   if (pieces.empty()) return {};
   auto const dim = tables_[merged]->dim();

@@ -9,6 +9,16 @@ namespace headway::hybrid {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+std::vector<float> floats_of(Body const& body) {
+  std::vector<float> floats(body.size() / sizeof(float));
+  if (!floats.empty()) std::memcpy(floats.data(), body.data(), floats.size() * sizeof(float));
+  return floats;
+}
+
+}  // namespace
+
 ServerClient::ServerClient(std::unique_ptr<comm::Group> link, milliseconds timeout)
     : timeout_(timeout), requester_(std::move(link), timeout) {}
 
@@ -22,8 +32,13 @@ Requester::CallPtr ServerClient::start(ServerRequest kind, std::uint64_t generat
       {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
 }
 
-void ServerClient::configure(std::span<embedding::MergedTable const> tables) {
-  static_cast<void>(ask(ServerRequest::kConfigure, 0, encode_tables(tables)));
+void ServerClient::configure(std::span<embedding::MergedTable const> tables, Compression compression) {
+  static_cast<void>(ask(ServerRequest::kConfigure, 0, encode_configuration(tables, compression)));
+  compression_ = compression;
+  half_dims_.clear();
+  for (auto const& table : tables) {
+    if (compression.values) half_dims_.push_back(table.options.dim);
+  }
 }
 
 void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
@@ -32,21 +47,20 @@ void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Option
 
 Requester::CallPtr ServerClient::start_lookup(std::uint64_t generation, BatchId batch,
                                               std::span<KeyList const> tables) {
-  return start(ServerRequest::kLookup, generation, encode_lookup(batch, tables));
+  return start(ServerRequest::kLookup, generation, encode_lookup(batch, tables, compression_));
 }
 
 std::optional<std::vector<float>> ServerClient::wait_rows(Requester::Call& lookup, milliseconds timeout) {
   auto const reply = requester_.wait(lookup, timeout);
   if (!reply) return std::nullopt;
   if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
-  std::vector<float> rows(reply->body.size() / sizeof(float));
-  if (!rows.empty()) std::memcpy(rows.data(), reply->body.data(), rows.size() * sizeof(float));
-  return rows;
+  base::expects(!compression_.values, "rows are compressed: use decode_rows()");
+  return floats_of(reply->body);
 }
 
 Requester::CallPtr ServerClient::start_part(std::uint64_t generation, BatchId batch,
                                             std::span<PartValues const> tables) {
-  return start(ServerRequest::kPart, generation, encode_part(batch, tables));
+  return start(ServerRequest::kPart, generation, encode_part(batch, tables, half_dims_));
 }
 
 Requester::CallPtr ServerClient::start_void(std::uint64_t generation, BatchId batch) {
@@ -63,13 +77,12 @@ void ServerClient::finish(Requester::Call& call) {
 }
 
 std::vector<float> ServerClient::read(std::span<KeyList const> tables) {
-  auto const call = start(ServerRequest::kRead, 0, encode_lookup({}, tables));
-  auto rows = wait_rows(*call, timeout_);
-  if (!rows) {
-    throw base::OperationError(
-        {base::StatusCode::kTimeout, "the server did not answer within " + std::to_string(timeout_.count()) + " ms"});
-  }
-  return std::move(*rows);
+  base::expects(!compression_.values, "rows are compressed: use read_answer()");
+  return floats_of(read_answer(tables));
+}
+
+Body ServerClient::read_answer(std::span<KeyList const> tables) {
+  return ask(ServerRequest::kRead, 0, encode_lookup({}, tables, compression_));
 }
 
 void ServerClient::end_at(std::uint64_t generation, std::uint64_t step) {

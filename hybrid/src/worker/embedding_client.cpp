@@ -94,11 +94,13 @@ bool EmbeddingClient::have_answered(Batch const& batch, Call call) {
 }
 
 EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
-                                 std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool)
+                                 std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool,
+                                 Compression compression)
     : servers_(std::move(servers)),
       tables_(std::move(tables)),
       timeout_(timeout),
-      device_(embedding::make_host_batch_device(std::move(thread_pool))) {
+      device_(embedding::make_host_batch_device(std::move(thread_pool))),
+      compression_(compression) {
   base::expects(!servers_.empty(), "hybrid training needs at least one parameter server");
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     dims_.push_back(tables_[merged].options.dim);
@@ -108,7 +110,7 @@ EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<emb
     }
   }
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    at_server(server, [&](ServerClient& client) { client.configure(tables_); });
+    at_server(server, [&](ServerClient& client) { client.configure(tables_, compression_); });
   }
 }
 
@@ -191,8 +193,7 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
       }
       auto const body =
           client.requester().await(*of_server.lookup, left_until(until), to_string(batch) + ": no rows came", look);
-      std::span<float const> const rows(reinterpret_cast<float const*>(body.data()), body.size() / sizeof(float));
-      take_rows(*entry.keys, server, rows);
+      take_rows(*entry.keys, server, body);
     });
     of_server.lookup = nullptr;
     of_server.has_rows = true;
@@ -200,15 +201,20 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   entry.has_rows = true;
 }
 
-void EmbeddingClient::take_rows(RoutedBatch& batch, std::size_t server, std::span<float const> rows) {
-  for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
-    auto const out = batch.rows(merged, server);
-    if (rows.size() < out.size()) break;
-    std::ranges::copy(rows.first(out.size()), out.begin());
-    rows = rows.subspan(out.size());
-    if (merged + 1 == tables_.size() && rows.empty()) return;
+void EmbeddingClient::take_rows(RoutedBatch& batch, std::size_t server, Body const& answer) {
+  std::vector<std::span<float>> outs;
+  for (std::size_t merged = 0; merged < tables_.size(); ++merged) outs.push_back(batch.rows(merged, server));
+  try {
+    decode_rows(answer, dims_, compression_, outs);
+  } catch (base::UsageError const& error) {
+    throw base::OperationError({base::StatusCode::kAborted, error.what()});
   }
-  throw base::OperationError({base::StatusCode::kAborted, "rows of another size came than were asked for"});
+}
+
+std::vector<std::uint32_t> EmbeddingClient::distinct_bags(BatchId batch, std::size_t merged) const {
+  auto const& entry = at(batch);
+  base::expects(entry.keys.has_value(), to_string(batch) + ": it is void");
+  return entry.keys->distinct_bags(merged);
 }
 
 std::size_t EmbeddingClient::num_bags(BatchId batch, std::size_t merged) const {
@@ -302,7 +308,7 @@ RoutedBatch EmbeddingClient::read(std::span<embedding::Feature const> features) 
   auto batch = route(features);
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto const keys = keys_of(batch, server);
-    at_server(server, [&](ServerClient& client) { take_rows(batch, server, client.read(keys)); });
+    at_server(server, [&](ServerClient& client) { take_rows(batch, server, client.read_answer(keys)); });
   }
   return batch;
 }

@@ -120,8 +120,10 @@ class EmbeddingWorker::Impl {
 
   void set_up(Request& request) {
     auto const body = request.body();
-    auto [tables, features] = decode_set_up(body);
+    auto [tables, features, compression] = decode_set_up(body);
     if (client_ != nullptr) {
+      base::expects(compression == compression_, "the embedding worker has " + to_string(compression_) +
+                                                     ", and the request has " + to_string(compression));
       base::expects(std::ranges::equal(body, set_up_), "the embedding worker has other tables or features");
       return request.reply({});
     }
@@ -131,11 +133,14 @@ class EmbeddingWorker::Impl {
       });
       base::expects(is_known, "feature " + feature.name + ": there is no table " + std::to_string(feature.table));
     }
-    auto client = std::make_unique<EmbeddingClient>(options_.connect(), tables, options_.timeout, options_.thread_pool);
+    auto client = std::make_unique<EmbeddingClient>(options_.connect(), tables, options_.timeout, options_.thread_pool,
+                                                    compression);
     set_up_.assign(body.begin(), body.end());
     num_tables_ = tables.size();
     for (auto const& merged : tables) dims_.push_back(merged.options.dim);
     features_ = std::move(features);
+    compression_ = compression;
+    if (compression.values) half_dims_ = dims_;
     client_ = std::move(client);
     request.reply({});
   }
@@ -169,15 +174,22 @@ class EmbeddingWorker::Impl {
   }
 
   void submit(Request& request) {
-    auto const [name, features] = decode_submit(request.body(), features_.size());
+    auto const submit = decode(request.body());
+    auto const name = submit.name;
     base::expects(!has_come(name), to_string(name) + " has come before, or a later one of the loader has");
-    static_cast<void>(views_of(name, features));
+    static_cast<void>(views_of(name, submit.features));
+    counts_.messages.sent_ids += request.body().size();
+    counts_.messages.plain_ids += request.body().size() + static_cast<std::uint64_t>(submit.saved_bytes);
     last_numbers_.insert_or_assign(name.loader, name.number);
     if (num_bytes_ > 0 && num_bytes_ + request.body().size() > options_.max_buffer_bytes) {
       loaders_.push_back(std::move(request));
       return;
     }
     buffer(name, request);
+  }
+
+  [[nodiscard]] DecodedSubmit decode(std::span<std::byte const> body) const {
+    return decode_submit(body, features_.size(), compression_, options_.max_batch_bytes);
   }
 
   [[nodiscard]] bool has_come(BatchName name) const {
@@ -230,15 +242,15 @@ class EmbeddingWorker::Impl {
     base::expects(found != buffered_.end(), to_string(name) + (has_come(name) ? " was fetched before, or waits for room"
                                                                               : " has not been submitted"));
     auto const num_bytes = found->second.body.size();
-    auto const [same, ids] = decode_submit(found->second.body, features_.size());
-    use(views_of(name, ids), found->second);
+    auto const submit = decode(found->second.body);
+    use(views_of(name, submit.features), found->second);
     num_bytes_ -= num_bytes;
     buffered_.erase(name);
     while (!loaders_.empty() &&
            (num_bytes_ == 0 || num_bytes_ + loaders_.front().body().size() <= options_.max_buffer_bytes)) {
       auto next = std::move(loaders_.front());
       loaders_.pop_front();
-      buffer(decode_submit(next.body(), features_.size()).first, next);
+      buffer(decode_submit_name(next.body()), next);
     }
   }
 
@@ -268,10 +280,11 @@ class EmbeddingWorker::Impl {
       for (std::size_t merged = 0; merged < num_tables_; ++merged) {
         auto& values = embeddings.values.emplace_back(found.num_bags(merged) * dims_[merged]);
         found.expand(merged, values);
+        if (compression_.values) embeddings.distinct_bags.push_back(found.distinct_bags(merged));
       }
     });
     ++counts_.read;
-    request.reply(encode_embeddings(embeddings));
+    reply(request, embeddings);
   }
 
   [[nodiscard]] Fetched& fetched(BatchId batch) {
@@ -282,19 +295,30 @@ class EmbeddingWorker::Impl {
   }
 
   void take_gradients(Request& request) {
-    auto const part = decode_part(request.body(), num_tables_);
+    auto const part = decode_part(request.body(), num_tables_, half_dims_);
     auto& entry = fetched(part.batch);
     base::expects(!entry.fetch.has_value(), to_string(part.batch) + ": its embeddings have not been sent");
     std::vector<EmbeddingClient::Gradients> gradients;
+    std::vector<std::vector<float>> spread(num_tables_);  // Gradients of bags that travelled as those of distinct bags.
+    auto saved_bytes = part.saved_bytes;
     for (std::size_t merged = 0; merged < num_tables_; ++merged) {
       auto const& values = part.tables[merged];
-      auto const expected = client_->num_bags(part.batch, merged) * dims_[merged];
+      auto const dim = dims_[merged], num_bags = client_->num_bags(part.batch, merged);
+      auto const distinct =
+          compression_.values ? client_->distinct_bags(part.batch, merged) : std::vector<std::uint32_t>();
+      auto const expected = (distinct.empty() ? num_bags : num_distinct(distinct)) * dim;
       base::expects(values.gradients.empty() || values.gradients.size() == expected,
                     to_string(part.batch) + ": merged table " + std::to_string(merged) + " has " +
                         std::to_string(values.gradients.size()) + " gradients instead of " + std::to_string(expected));
       gradients.push_back({.rate = values.rate, .values = values.gradients});
+      if (distinct.empty() || values.gradients.empty()) continue;
+      saved_bytes += static_cast<std::int64_t>((num_bags * dim - expected) * sizeof(float));
+      spread[merged] = spread_distinct(distinct, dim, values.gradients);
+      gradients.back().values = spread[merged];
     }
     client_->return_gradients(part.batch, gradients);
+    counts_.messages.sent_values += request.body().size();
+    counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(saved_bytes);
     ++counts_.trained;
     entry.end.emplace(std::move(request));
     entry.name.reset();
@@ -353,7 +377,9 @@ class EmbeddingWorker::Impl {
       }
       if (!client_->is_ready(batch)) return false;
       client_->wait(batch);
-      std::exchange(entry.fetch, std::nullopt)->reply(encode_embeddings(embeddings_of(batch, entry.num_bags)));
+      auto const embeddings = embeddings_of(batch, entry.num_bags);
+      reply(*entry.fetch, embeddings);
+      entry.fetch.reset();
     } catch (std::exception const& error) {
       std::exchange(waiting, std::nullopt)->refuse(ReplyCode::kFailed, error.what());
     }
@@ -365,8 +391,21 @@ class EmbeddingWorker::Impl {
     for (std::size_t merged = 0; merged < num_tables_; ++merged) {
       auto& values = embeddings.values.emplace_back(client_->num_bags(batch, merged) * dims_[merged]);
       client_->expand(batch, merged, values);
+      if (compression_.values) embeddings.distinct_bags.push_back(client_->distinct_bags(batch, merged));
     }
     return embeddings;
+  }
+
+  /// Answers, and counts bytes.
+  void reply(Request& request, Embeddings const& embeddings) {
+    auto body = encode_embeddings(embeddings, half_dims_);
+    std::size_t plain_bytes = (2 + embeddings.num_bags.size()) * sizeof(std::uint64_t);
+    for (auto const& values : embeddings.values) {
+      plain_bytes += sizeof(std::uint64_t) + (values.size() * sizeof(float) + 7) / 8 * 8;
+    }
+    counts_.messages.plain_values += plain_bytes;
+    counts_.messages.sent_values += body.size();
+    request.reply(std::move(body));
   }
 
   EmbeddingWorkerOptions const options_;
@@ -377,6 +416,8 @@ class EmbeddingWorker::Impl {
   std::vector<FeatureSetting> features_;
   std::size_t num_tables_ = 0;
   std::vector<std::size_t> dims_;
+  Compression compression_{};
+  std::vector<std::size_t> half_dims_{};     ///< dims_ if values are compressed, else empty.
   std::unique_ptr<EmbeddingClient> client_;  ///< Null: there are no tables yet.
   std::uint64_t generation_ = 0, token_ = 0;
   std::map<BatchName, Buffered> buffered_;

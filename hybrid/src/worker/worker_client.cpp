@@ -31,9 +31,15 @@ Body WorkerClient::await(Requester::Call& call, std::string const& missing, Whil
   return named([&] { return requester_.await(call, timeout_, missing, while_waiting); });
 }
 
-void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features) {
-  auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features));
+void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
+                          Compression compression) {
+  auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features, compression));
   static_cast<void>(await(*call, "it was not set up"));
+  compression_ = compression;
+  half_dims_.clear();
+  for (auto const& table : tables) {
+    if (compression.values) half_dims_.push_back(table.options.dim);
+  }
 }
 
 void WorkerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
@@ -42,7 +48,7 @@ void WorkerClient::begin_generation(std::uint64_t generation, StepLedger::Option
 }
 
 void WorkerClient::submit(BatchName name, std::span<FeatureIds const> features, WhileWaiting const& while_waiting) {
-  auto const call = start(WorkerRequest::kSubmit, 0, encode_submit(name, features));
+  auto const call = start(WorkerRequest::kSubmit, 0, encode_submit(name, features, compression_));
   static_cast<void>(await(*call, to_string(name) + ": no room for it was made", while_waiting));
 }
 
@@ -51,12 +57,22 @@ Requester::CallPtr WorkerClient::start_fetch(std::uint64_t generation, BatchName
 }
 
 Embeddings WorkerClient::wait_embeddings(Requester::Call& fetch, BatchId batch, WhileWaiting const& while_waiting) {
-  return decode_embeddings(await(fetch, to_string(batch) + ": no embeddings came", while_waiting));
+  return decode_embeddings(await(fetch, to_string(batch) + ": no embeddings came", while_waiting), half_dims_);
 }
 
 Requester::CallPtr WorkerClient::start_gradients(std::uint64_t generation, BatchId batch,
-                                                 std::span<PartValues const> gradients) {
-  return start(WorkerRequest::kGradients, generation, encode_part(batch, gradients));
+                                                 std::span<PartValues const> gradients, Embeddings const& embeddings) {
+  std::vector<PartValues> parts(gradients.begin(), gradients.end());
+  std::vector<std::vector<float>> sums(parts.size());
+  for (std::size_t merged = 0; merged < embeddings.distinct_bags.size() && merged < parts.size(); ++merged) {
+    auto const& distinct = embeddings.distinct_bags[merged];
+    if (distinct.empty() || parts[merged].gradients.empty()) continue;
+    base::expects(parts[merged].gradients.size() == distinct.size() * half_dims_[merged],
+                  to_string(batch) + ": there is not one gradient for each bag");
+    sums[merged] = sum_distinct(distinct, half_dims_[merged], parts[merged].gradients);
+    parts[merged].gradients = sums[merged];
+  }
+  return start(WorkerRequest::kGradients, generation, encode_part(batch, parts, half_dims_));
 }
 
 Requester::CallPtr WorkerClient::start_drop(std::uint64_t generation, BatchId batch) {
@@ -69,7 +85,7 @@ void WorkerClient::finish(Requester::Call& end, BatchId batch, WhileWaiting cons
 
 Embeddings WorkerClient::read(BatchName name, WhileWaiting const& while_waiting) {
   auto const call = start(WorkerRequest::kRead, 0, encode_fetch(name, {}));
-  return decode_embeddings(await(*call, to_string(name) + ": no embeddings came", while_waiting));
+  return decode_embeddings(await(*call, to_string(name) + ": no embeddings came", while_waiting), half_dims_);
 }
 
 void WorkerClient::end_at(std::uint64_t generation, std::uint64_t step) {

@@ -19,7 +19,7 @@
 //
 // Invariants: no exponent is 255. Each bit of the result is determined; only NaNs may differ between processors.
 // Threads that flush subnormal numbers (DAZ) may lose those of float32.
-// Complexity: one pass; 2 bytes for each value, and 1 for each block: 1.97 times less than float32 for 64 columns.
+// Complexity: one pass; 2 bytes for each value, and 1 for each block: 1.98 times less than float32 for 64 columns.
 // Source: Lian et al., Persia (arXiv 2111.05897), section 4.2.3, which scales by a number that rounds.
 
 #include "headway/kernels/half_blocks.hpp"

@@ -166,7 +166,7 @@ def _print_status(config: HybridConfig, *, as_json: bool) -> int:
 def _fields_of(status: ServerStatus) -> dict[str, Any]:
     names = ("generation", "num_applied", "lookups", "reads", "parts", "voids", "held", "void_not_finite",
              "void_generation", "rows", "cold_rows", "pending", "bytes", "evicted", "refused", "dropped_gradients",
-             "staleness")  # fmt: skip
+             "plain_id_bytes", "sent_id_bytes", "plain_value_bytes", "sent_value_bytes", "staleness")  # fmt: skip
     return {name: getattr(status, name) for name in names}
 
 

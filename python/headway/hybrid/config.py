@@ -97,6 +97,20 @@ class CheckpointsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """Compression of messages. All roles of a job have the same; a difference is an error.
+
+    Attributes:
+        ids: ids to embedding workers, and keys to servers. It changes no result.
+        values: embeddings and gradients travel as float16 with an exponent for each block of a row, which rounds them.
+            Servers keep float32.
+    """
+
+    ids: bool = False
+    values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     """All settings.
 
@@ -105,7 +119,7 @@ class HybridConfig:
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
         staleness: steps; used with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
-        job, servers, workers: sections; ``local`` uses none of them.
+        job, servers, workers, compression: sections; ``local`` uses none of them.
         checkpoints: section.
     """
 
@@ -116,6 +130,7 @@ class HybridConfig:
     servers: ServersConfig = field(default_factory=ServersConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
 
     @classmethod
     def load(cls, path: str | Path) -> HybridConfig:

@@ -124,6 +124,8 @@ class ServerLookups:
             job=config.job.name,
             timeout_s=config.job.timeout_s,
             connect_timeout_s=config.job.connect_timeout_s,
+            compress_ids=config.compression.ids,
+            compress_values=config.compression.values,
             num_threads=num_threads,
             **layout.settings(seed=seed, num_servers=len(addresses)),
         )
@@ -215,6 +217,8 @@ def connect_workers(config: HybridConfig, layout: Layout, *, seed: int) -> Embed
         features=[(each.name, table_id_of(each.table), each.pooling) for each in features],
         timeout_s=config.job.timeout_s,
         connect_timeout_s=config.job.connect_timeout_s,
+        compress_ids=config.compression.ids,
+        compress_values=config.compression.values,
         **layout.settings(seed=seed, num_servers=len(config.servers.addresses)),
     )
 

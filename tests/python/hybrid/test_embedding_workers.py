@@ -70,6 +70,18 @@ def test_a_dense_worker_without_ids_learns_as_a_collection(roles: tuple[list[str
     assert [each.num_applied for each in tables.status()] == [STEPS, STEPS]
 
 
+def test_compressed_ids_change_no_bit_and_compressed_values_hardly_any(roles: tuple[list[str], list[str]]) -> None:
+    expected = train(collection(process_group=LOCAL), [batch_of(step, 0) for step in range(STEPS)])
+    ids = config_of(*roles, compression={"ids": True})
+    assert train(connect(ids), batches_of(ids, 0, STEPS)) == expected
+    with pytest.raises(RuntimeError, match=r"embedding worker 0 at .* has compression of ids on and of values off"):
+        connect(config_of(*roles))
+    with parameter_servers(2) as servers, embedding_workers(2, servers) as workers:
+        both = config_of(list(servers), list(workers), compression={"ids": True, "values": True})
+        losses = train(connect(both), batches_of(both, 0, STEPS))
+    assert losses != expected and losses == pytest.approx(expected, rel=0.02)
+
+
 def worker(rank: int, send: object, *, roles: Any, counts: list[int]) -> list[float]:
     group = dist.group.WORLD
     config = None if roles is None else config_of(*roles)

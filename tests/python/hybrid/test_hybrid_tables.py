@@ -45,6 +45,38 @@ def test_without_staleness_it_learns_as_a_collection(two_servers: list[str]) -> 
     assert sum(each.rows for each in tables.status()) == rows, "eval() inserts nothing"
 
 
+def test_compressed_keys_change_no_bit(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    tables = connect(two_servers, compression={"ids": True})
+    assert train(tables, source) == train(collection(process_group=LOCAL), source)
+    tables.eval()
+    large = {name: (torch.arange(1000), torch.ones(1000, dtype=torch.int64)) for name in source[0].features}
+    tables(large)
+    for status in tables.status():
+        assert 0 < status.sent_id_bytes < status.plain_id_bytes
+        assert status.sent_value_bytes == status.plain_value_bytes
+
+
+def test_compressed_values_give_nearly_the_same_losses_and_always_the_same_ones(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    settings = {"staleness": 2, "order": "exact"}
+    losses = train(connect(two_servers, "hybrid", **settings, compression={"values": True}), source)
+    with parameter_servers(1) as addresses:
+        expected = train(connect(addresses, "hybrid", **settings), source)
+    with parameter_servers(2) as addresses:
+        tables = connect(addresses, "hybrid", **settings, compression={"values": True})
+        assert train(tables, source) == losses
+        assert all(status.sent_value_bytes < status.plain_value_bytes for status in tables.status())
+    assert losses != expected and losses == pytest.approx(expected, rel=0.02)
+
+
+def test_another_compression_is_an_error_that_names_it(two_servers: list[str]) -> None:
+    connect(two_servers, compression={"values": True})
+    message = "the server has compression of ids off and of values on, and the request has .* of values off"
+    with pytest.raises(RuntimeError, match=message):
+        connect(two_servers)
+
+
 def worker(rank: int, send: object, *, addresses: list[str], counts: list[int]) -> list[float]:
     """A dense worker; trains on ``counts[rank]`` batches."""
     group = dist.group.WORLD
@@ -297,6 +329,8 @@ def test_scalers_of_all_workers_skip_the_same_steps(two_servers: list[str]) -> N
         ({"checkpoints": {"keep": -1}}, r"checkpoints\.keep must be from 0, not -1"),
         ({"checkpoints": {"every_steps": 0}}, r"checkpoints\.every_steps must be above 0"),
         ({"checkpoints": {"every": 5}}, r"did you mean checkpoints\.every_steps"),
+        ({"compression": {"idss": True}}, r"did you mean compression\.ids"),
+        ({"compression": {"values": "fp16"}}, r"compression\.values"),
     ],
 )
 def test_wrong_settings_are_errors(change: dict[str, Any], message: str) -> None:

@@ -48,6 +48,9 @@ class RoutedBatch {
   /// Writes the embeddings of all bags, in the order of the features: the weighted sum or mean of each list, or one
   /// embedding per id. @param out (bags, dim)
   void expand(std::size_t merged, std::span<float> out) const;
+  /// (bags) Bags of one id of weight 1 have equal embeddings if they have the same key; so do empty bags. Such bags
+  /// have the same index. Indices count distinct bags in the order of their first ones. Empty if all bags are distinct.
+  [[nodiscard]] std::vector<std::uint32_t> distinct_bags(std::size_t merged) const;
   /// (U, dim) The sum of the gradients of each key. @param gradients (bags, dim)
   [[nodiscard]] Block<float> reduce(std::size_t merged, std::span<float const> gradients) const;
   /// The part of an owner in (U, dim) values.

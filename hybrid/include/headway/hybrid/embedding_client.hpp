@@ -36,9 +36,11 @@ class EmbeddingClient {
   /// Gives the servers their tables, or compares them with those that they have.
   /// @param servers in the order of their shares of the ids
   /// @param timeout of each wait for a server
+  /// @param compression of keys, rows and gradients; servers compare it, too
   /// @throws base::UsageError if there is no server, or a table is merged twice
   EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
-                  std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool = nullptr);
+                  std::chrono::milliseconds timeout, std::shared_ptr<base::ThreadPool> thread_pool = nullptr,
+                  Compression compression = {});
   ~EmbeddingClient();
   EmbeddingClient(EmbeddingClient const&) = delete;
   EmbeddingClient& operator=(EmbeddingClient const&) = delete;
@@ -60,6 +62,8 @@ class EmbeddingClient {
   [[nodiscard]] std::size_t num_bags(BatchId batch, std::size_t merged) const;
   /// Writes the embeddings of a merged table. See RoutedBatch::expand(). @param out (bags, dim)
   void expand(BatchId batch, std::size_t merged, std::span<float> out);
+  /// See RoutedBatch::distinct_bags().
+  [[nodiscard]] std::vector<std::uint32_t> distinct_bags(BatchId batch, std::size_t merged) const;
 
   /// Gradients of one merged table.
   struct Gradients {
@@ -101,7 +105,7 @@ class EmbeddingClient {
   /// Keys of a server.
   [[nodiscard]] std::vector<KeyList> keys_of(embedding::RoutedBatch const& batch, std::size_t server) const;
   /// Copies the rows of a server into the batch. @throws base::OperationError if they are of another size
-  void take_rows(embedding::RoutedBatch& batch, std::size_t server, std::span<float const> rows);
+  void take_rows(embedding::RoutedBatch& batch, std::size_t server, Body const& answer);
   /// Runs `call` for a server; its errors name the server.
   template <class Call>
   auto at_server(std::size_t server, Call&& call);
@@ -112,6 +116,7 @@ class EmbeddingClient {
   std::vector<std::size_t> dims_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<embedding::BatchDevice> device_;
+  Compression compression_;
   std::uint64_t generation_ = 0;
   std::uint32_t staleness_ = 0;
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::unique_ptr<Batch>> batches_;  ///< By worker and step.

@@ -19,9 +19,10 @@ struct EmbeddingWorkerOptions {
   /// Connects with all parameter servers. Called once, when the first trainer has told the tables.
   /// @throws base::SystemError that names the server
   std::function<std::vector<ServerEnd>()> connect;
-  std::chrono::milliseconds timeout{120'000};           ///< Limit of each wait for a server.
-  std::size_t max_buffer_bytes = std::size_t{1} << 30;  ///< Batches of loaders that nobody has fetched; see kSubmit.
-  std::shared_ptr<base::ThreadPool> thread_pool{};      ///< None: calls run on one thread.
+  std::chrono::milliseconds timeout{120'000};            ///< Limit of each wait for a server.
+  std::size_t max_buffer_bytes = std::size_t{1} << 30;   ///< Batches of loaders that nobody has fetched; see kSubmit.
+  std::size_t max_batch_bytes = std::size_t{256} << 20;  ///< Ids of one batch, when they are decoded.
+  std::shared_ptr<base::ThreadPool> thread_pool{};       ///< None: calls run on one thread.
 };
 
 /// Looks up batches at the parameter servers for dense workers. Loaders send it ids, and dense workers get embeddings.
@@ -39,6 +40,7 @@ class EmbeddingWorker {
 
   struct Counts {
     std::uint64_t submitted = 0, fetched = 0, trained = 0, dropped = 0, read = 0;
+    MessageBytes messages{};  ///< Ids from loaders; embeddings and gradients of dense workers.
     std::size_t buffered = 0, buffered_bytes = 0, waiting_loaders = 0;  ///< Now.
   };
   [[nodiscard]] Counts counts() const;

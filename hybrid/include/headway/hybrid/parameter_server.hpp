@@ -84,11 +84,15 @@ class ParameterServer {
   [[nodiscard]] ServerStatus present_status() const;
   /// Rows of a batch. @param are_trained the lookup counts, and inserts absent keys
   [[nodiscard]] Body rows_of(std::span<KeyList const> keys, bool are_trained);
+  [[nodiscard]] DecodedLookup decode_keys(Request const& request) const;
+  /// Rows as an answer has them: compressed if values are.
+  [[nodiscard]] Body packed(Body rows, std::span<KeyList const> keys) const;
   /// @throws base::UsageError for a key of another table, or too many keys
   void expect_keys(std::string const& name, std::span<KeyList const> tables) const;
   // Called with mutex_ locked.
   /// @throws base::UsageError if another part of the same step has other learning rates
   void expect_rates(DecodedPart const& part) const;
+  void count_keys(std::size_t num_bytes, DecodedLookup const& lookup);
   // These unlock it while they use tables.
   void answer(BatchKey id, Request& request, std::unique_lock<std::mutex>& lock);
   /// Applies all steps that are complete, and answers the lookups and void notices that waited for them. If it cannot,
@@ -111,8 +115,10 @@ class ParameterServer {
   mutable base::FairSharedMutex requests_;
   /// Exclusive while tables are written. Who has it does not wait for mutex_.
   mutable base::FairSharedMutex table_calls_;
-  Body configuration_;  ///< The request's body; empty: there are no tables.
+  Body configuration_;         ///< Encoded tables; empty: there are none.
+  Compression compression_{};  ///< Told with the tables.
   std::vector<embedding::MergedTable> merged_;
+  std::vector<std::size_t> dims_;                                 ///< (merged tables)
   std::vector<std::unordered_set<std::uint32_t>> ids_of_tables_;  ///< (merged tables)
   std::shared_ptr<embedding::BatchDevice> device_;
   std::vector<std::unique_ptr<embedding::ConcurrentTable>> tables_;

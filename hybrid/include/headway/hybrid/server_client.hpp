@@ -24,14 +24,14 @@ class ServerClient {
   /// @param timeout of calls that wait
   ServerClient(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
 
-  /// Gives the server its tables, or compares them with those that it has.
-  void configure(std::span<embedding::MergedTable const> tables);
+  /// Gives the server its tables and compression, or compares them with those that it has. Call it before those below.
+  void configure(std::span<embedding::MergedTable const> tables, Compression compression = {});
   /// Begins a generation, or joins it if another dense worker has begun it with the same options and token.
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token = 0);
   /// Sends the keys of a batch. The answer comes when the staleness allows.
   [[nodiscard]] Requester::CallPtr start_lookup(std::uint64_t generation, BatchId batch,
                                                 std::span<KeyList const> tables);
-  /// The rows of a lookup, in the order of its keys.
+  /// The rows of a lookup, in the order of its keys. Without compression of values.
   /// @returns nothing if `timeout` passes first
   [[nodiscard]] std::optional<std::vector<float>> wait_rows(Requester::Call& lookup, std::chrono::milliseconds timeout);
   /// Sends the gradients of a batch. The answer says that the server has taken them.
@@ -40,8 +40,10 @@ class ServerClient {
   [[nodiscard]] Requester::CallPtr start_void(std::uint64_t generation, BatchId batch);
   /// Waits until the server has answered a part or void notice.
   void finish(Requester::Call& call);
-  /// Rows of keys, without insertion or count.
+  /// Rows of keys, without insertion or count. Without compression of values.
   [[nodiscard]] std::vector<float> read(std::span<KeyList const> tables);
+  /// The same as an answer for decode_rows().
+  [[nodiscard]] Body read_answer(std::span<KeyList const> tables);
   void end_at(std::uint64_t generation, std::uint64_t step);
   [[nodiscard]] ServerStatus status();
   // Checkpoints: answers come when the server has written or read its file.
@@ -57,6 +59,8 @@ class ServerClient {
 
   std::chrono::milliseconds timeout_;
   Requester requester_;
+  Compression compression_{};
+  std::vector<std::size_t> half_dims_{};  ///< (merged tables) See encode_part().
 };
 
 }  // namespace headway::hybrid

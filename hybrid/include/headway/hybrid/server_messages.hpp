@@ -4,6 +4,7 @@
 #include "headway/embedding/key.hpp"
 #include "headway/embedding/sharded_table.hpp"
 #include "headway/hybrid/body.hpp"
+#include "headway/hybrid/compression.hpp"
 #include "headway/hybrid/step_ledger.hpp"
 
 #include <cstddef>
@@ -58,6 +59,7 @@ struct ServerStatus {
   std::uint64_t void_generation = 0;  ///< Parts that a later generation has dropped.
   /// Over all tables: see embedding::TableSize and TableStatistics. `bytes` is that of keys and rows.
   std::uint64_t rows = 0, cold_rows = 0, pending = 0, bytes = 0, evicted = 0, refused = 0, dropped_gradients = 0;
+  MessageBytes messages{};                 ///< Keys, rows and gradients.
   std::vector<std::uint64_t> staleness{};  ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
 };
 
@@ -65,25 +67,60 @@ struct ServerStatus {
 /// @throws base::UsageError for a malformed message; likewise below
 [[nodiscard]] std::vector<embedding::MergedTable> decode_tables(std::span<std::byte const> body);
 
+/// Tables and compression, in the body of kConfigure.
+[[nodiscard]] Body encode_configuration(std::span<embedding::MergedTable const> tables, Compression compression);
+struct DecodedConfiguration {
+  Compression compression;
+  std::span<std::byte const> tables;  ///< A view of the body, for decode_tables().
+};
+[[nodiscard]] DecodedConfiguration decode_configuration(std::span<std::byte const> body);
+
 /// @param token random number of the trainer, by which those that begin a generation at the same time are told apart
 [[nodiscard]] Body encode_generation(StepLedger::Options const& options, std::uint64_t token);
 [[nodiscard]] std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::byte const> body);
 
 /// @param tables (merged tables)
-[[nodiscard]] Body encode_lookup(BatchId batch, std::span<KeyList const> tables);
+[[nodiscard]] Body encode_lookup(BatchId batch, std::span<KeyList const> tables, Compression compression = {});
 struct DecodedLookup {
   BatchId batch;
-  std::vector<KeyList> tables;  ///< Views of the body.
+  std::vector<KeyList> tables;   ///< Views of the body, or of `storage`.
+  std::int64_t saved_bytes = 0;  ///< By compression; it may cost a few bytes if there are few keys.
+  struct Storage {
+    std::vector<std::uint64_t> ids;
+    std::vector<std::uint32_t> tables, counts;
+  };
+  std::vector<Storage> storage;  ///< (merged tables) Empty without compression.
 };
-[[nodiscard]] DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables);
+/// @param most_keys limit of compressed keys, which may be many in a short message
+[[nodiscard]] DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables,
+                                          Compression compression = {}, std::size_t most_keys = std::size_t{1} << 20);
+
+/// Rows of merged tables in the answer to a lookup, whose values are compressed.
+/// @param dims (merged tables) columns of a row
+/// @param num_rows (merged tables)
+/// @param rows those of all tables, one after the other
+[[nodiscard]] Body encode_rows(std::span<std::size_t const> dims, std::span<std::size_t const> num_rows,
+                               std::span<float const> rows);
+/// Bytes that compression saves of rows, beside those of headers.
+[[nodiscard]] std::int64_t saved_bytes_of(std::size_t num_rows, std::size_t dim);
+/// Reads an answer to a lookup.
+/// @param dims (merged tables)
+/// @param outs (merged tables) Gets the rows, which must be as many.
+void decode_rows(std::span<std::byte const> body, std::span<std::size_t const> dims, Compression compression,
+                 std::span<std::span<float> const> outs);
 
 /// @param tables (merged tables)
-[[nodiscard]] Body encode_part(BatchId batch, std::span<PartValues const> tables);
+/// @param half_dims (merged tables) columns of a row, whose values are compressed; empty: they are not
+[[nodiscard]] Body encode_part(BatchId batch, std::span<PartValues const> tables,
+                               std::span<std::size_t const> half_dims = {});
 struct DecodedPart {
   BatchId batch;
-  std::vector<PartValues> tables;  ///< Views of the body.
+  std::vector<PartValues> tables;           ///< Views of the body, or of `storage`.
+  std::int64_t saved_bytes = 0;             ///< By compression.
+  std::vector<std::vector<float>> storage;  ///< (merged tables) Empty without compression.
 };
-[[nodiscard]] DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables);
+[[nodiscard]] DecodedPart decode_part(std::span<std::byte const> body, std::size_t num_tables,
+                                      std::span<std::size_t const> half_dims = {});
 
 [[nodiscard]] Body encode_batch(BatchId batch);
 [[nodiscard]] BatchId decode_batch(std::span<std::byte const> body);

@@ -25,8 +25,10 @@ class WorkerClient {
   /// @param timeout of calls that wait
   WorkerClient(std::string name, std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
 
-  /// Gives the worker its tables and features, or compares them with those that it has.
-  void set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features);
+  /// Gives the worker its tables, features and compression, or compares them with those that it has. Call it before
+  /// those below.
+  void set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
+              Compression compression = {});
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token);
   /// Sends the ids of a batch. Waits until the worker has room for them.
   /// @param features in the order of set_up()
@@ -36,8 +38,9 @@ class WorkerClient {
   [[nodiscard]] Embeddings wait_embeddings(Requester::Call& fetch, BatchId batch,
                                            WhileWaiting const& while_waiting = {});
   /// Sends gradients of the bags of a batch, (merged tables). The answer says that all servers have taken them.
+  /// @param embeddings those of the batch
   [[nodiscard]] Requester::CallPtr start_gradients(std::uint64_t generation, BatchId batch,
-                                                   std::span<PartValues const> gradients);
+                                                   std::span<PartValues const> gradients, Embeddings const& embeddings);
   /// Sends void notices instead.
   [[nodiscard]] Requester::CallPtr start_drop(std::uint64_t generation, BatchId batch);
   /// Has the answer to gradients or a drop come? Does not wait.
@@ -58,6 +61,8 @@ class WorkerClient {
   std::string name_;
   std::chrono::milliseconds timeout_;
   Requester requester_;
+  Compression compression_{};
+  std::vector<std::size_t> half_dims_{};  ///< (merged tables) See encode_part().
 };
 
 }  // namespace headway::hybrid

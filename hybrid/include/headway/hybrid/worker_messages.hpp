@@ -5,6 +5,7 @@
 #include "headway/embedding/sharded_table.hpp"
 #include "headway/hybrid/server_messages.hpp"
 #include "headway/hybrid/step_ledger.hpp"
+#include "headway/kernels/id_lists.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -53,14 +54,28 @@ struct FeatureIds {
 };
 
 [[nodiscard]] Body encode_set_up(std::span<embedding::MergedTable const> tables,
-                                 std::span<FeatureSetting const> features);
+                                 std::span<FeatureSetting const> features, Compression compression = {});
+struct DecodedSetUp {
+  std::vector<embedding::MergedTable> tables{};
+  std::vector<FeatureSetting> features{};
+  Compression compression{};
+};
 /// @throws base::UsageError for a malformed message; likewise below
-[[nodiscard]] std::pair<std::vector<embedding::MergedTable>, std::vector<FeatureSetting>> decode_set_up(
-    std::span<std::byte const> body);
+[[nodiscard]] DecodedSetUp decode_set_up(std::span<std::byte const> body);
 
-[[nodiscard]] Body encode_submit(BatchName name, std::span<FeatureIds const> features);
-[[nodiscard]] std::pair<BatchName, std::vector<FeatureIds>> decode_submit(std::span<std::byte const> body,
-                                                                          std::size_t num_features);
+[[nodiscard]] Body encode_submit(BatchName name, std::span<FeatureIds const> features, Compression compression = {});
+struct DecodedSubmit {
+  BatchName name;
+  std::vector<FeatureIds> features{};  ///< Views of the body, or of `storage`.
+  std::int64_t saved_bytes = 0;        ///< By compression; it may cost a few bytes if there are few ids.
+  std::vector<kernels::IdLists> storage{};
+};
+/// @param most_bytes limit of compressed lengths and ids, which may be many in a short message
+[[nodiscard]] DecodedSubmit decode_submit(std::span<std::byte const> body, std::size_t num_features,
+                                          Compression compression = {},
+                                          std::size_t most_bytes = std::size_t{256} << 20);
+/// The name alone.
+[[nodiscard]] BatchName decode_submit_name(std::span<std::byte const> body);
 
 /// kFetch; kRead has no batch of a step.
 [[nodiscard]] Body encode_fetch(BatchName name, BatchId batch);
@@ -70,8 +85,22 @@ struct FeatureIds {
 struct Embeddings {
   std::vector<std::uint64_t> num_bags{};     ///< (features) One bag per list, or per id without pooling.
   std::vector<std::vector<float>> values{};  ///< (merged tables) (bags, dim), features in their order.
+  /// (merged tables) (bags) or empty. Bags of equal index hold the same one id, so they have one embedding, which
+  /// travels once. Indices count in the order of first bags; see embedding::RoutedBatch::distinct_bags().
+  std::vector<std::vector<std::uint32_t>> distinct_bags{};
 };
-[[nodiscard]] Body encode_embeddings(Embeddings const& embeddings);
-[[nodiscard]] Embeddings decode_embeddings(std::span<std::byte const> body);
+/// @param half_dims (merged tables) columns of a row, whose values are compressed; empty: they are not
+[[nodiscard]] Body encode_embeddings(Embeddings const& embeddings, std::span<std::size_t const> half_dims = {});
+[[nodiscard]] Embeddings decode_embeddings(std::span<std::byte const> body, std::span<std::size_t const> half_dims = {},
+                                           std::size_t most_bytes = std::size_t{1} << 32);
+
+/// The sum of gradients of each distinct bag. @param gradients (bags, dim) @returns (distinct bags, dim)
+[[nodiscard]] std::vector<float> sum_distinct(std::span<std::uint32_t const> distinct_bags, std::size_t dim,
+                                              std::span<float const> gradients);
+/// Gradients of bags with these sums: the first bag of each index has its sum, and others have zeros.
+/// @param sums (distinct bags, dim) @returns (bags, dim)
+[[nodiscard]] std::vector<float> spread_distinct(std::span<std::uint32_t const> distinct_bags, std::size_t dim,
+                                                 std::span<float const> sums);
+[[nodiscard]] std::size_t num_distinct(std::span<std::uint32_t const> distinct_bags);
 
 }  // namespace headway::hybrid
