@@ -189,6 +189,15 @@ def test_parameter_server_measures_each_system(tmp_path: Path) -> None:
     assert all(point["update_rate"] > 0 for point in points if point["params"]["updates"])
 
 
+def test_compression_measures_each_kind_both_ways(tmp_path: Path) -> None:
+    points = run_benchmark("compression", tmp_path, "--samples", "200", "--rows", "100", "--rounds", "1", plots=False)
+    kinds = ("ids", "hashed_ids", "values")
+    assert [(point["params"]["kind"], point["system"]) for point in points] == [
+        (kind, system) for kind in kinds for system in ("encode", "decode")
+    ]
+    assert all(point["rate"] > 0 and point["compressed"] > 1.5 for point in points)
+
+
 def test_exchange_arguments_packs_and_unpacks_for_each_number_of_ranks(tmp_path: Path) -> None:
     points = run_benchmark("exchange_arguments", tmp_path, "--ranks", "2", "50", "--rounds", "1", plots=False)
     measured = [(point["params"]["ranks"], point["params"]["call"]) for point in points]
