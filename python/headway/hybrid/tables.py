@@ -481,6 +481,8 @@ class HybridTables(nn.Module):
                 )
             while self._returned:
                 self._confirm_oldest()
+        # Workers may have begun different numbers of lookups ahead. Servers wait for none from the first missing one on.
+        end = min(all_gather(self._next, self._group))
         error = ask(
             lambda: server_checkpoints.save(
                 Path(folder),
@@ -488,7 +490,7 @@ class HybridTables(nn.Module):
                 self.config,
                 generation=self.generation,
                 step=self.step,
-                end=self._next,
+                end=end,
                 replace=replace,
             )
         )[1]
@@ -557,14 +559,14 @@ class HybridTables(nn.Module):
         except (RuntimeError, ValueError) as failure:
             error = failure
         said = None if error is None else f"dense worker {self.rank}: {error}"
-        states = all_gather((said, self.step, self._next), self._group)
+        states = all_gather((said, self.step), self._group)
         if error is not None:
             raise error
-        errors = [each for each, _, _ in states if each is not None]
+        errors = [each for each, _ in states if each is not None]
         if errors:
             raise RuntimeError(f"{name}: {errors[0]}")
-        if len({state[1:] for state in states}) > 1:
-            steps = ", ".join(str(each[1]) for each in states)
+        if len({step for _, step in states}) > 1:
+            steps = ", ".join(str(step) for _, step in states)
             raise ValueError(f"{name}: dense workers are at different steps: {steps}")
 
     @property
@@ -573,7 +575,7 @@ class HybridTables(nn.Module):
 
     def _begin_again(self) -> None:
         """Looks up the batches that have begun in a new generation."""
-        if self._ahead:
+        if any_rank(self.process_group, bool(self._ahead)):  # Workers begin a generation together.
             self._begin_if_ended()
         for batch in self._ahead:
             self._lookups.start(batch.step, self.rank, batch.source)
