@@ -12,8 +12,8 @@
 // A load has two phases, as several servers take part: all read into new tables, then all replace the old ones.
 //
 // Invariants: a save or load that fails has changed nothing. A load ends the generation, since batches that were looked
-// up before belong to other rows. So does a save in the end: the next lookups belong to a new generation (LoadArgs and
-// SaveArgs come from HybridTables). While a server writes or reads a file, it answers nothing.
+// up before belong to other rows. After a save, dense workers begin a new generation (HybridTables.save() in Python).
+// While a server writes or reads a file, it answers nothing.
 // Complexity: each record is written or read once. A load needs the memory of the old and of the new tables.
 
 #include "headway/hybrid/checkpoint_messages.hpp"
