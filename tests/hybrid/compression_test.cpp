@@ -12,8 +12,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -168,6 +170,28 @@ TEST(Compression, BagsOfTheSameIdTravelOnce) {
   for (std::size_t i = 0; i < 80; ++i) EXPECT_NEAR(moved.values[1][i], there.values[1][i], 2e-3);
   auto const bytes = compressed.counts().messages;
   EXPECT_LT(bytes.sent_values * 2, bytes.plain_values);
+}
+
+TEST(Compression, KeepsGradientsThatAreNotFinite) {
+  Servers servers(1);
+  auto const clients = servers.connect();
+  auto& client = *clients[0];
+  client.configure(one_table(3), kBoth);
+  client.begin_generation(1, {.num_workers = 1});
+  std::vector<std::uint64_t> const ids{5};
+  std::vector<std::uint32_t> const tables{kTable}, counts{1};
+  KeyList const keys{.ids = ids, .tables = tables, .counts = counts};
+  std::uint64_t step = 0;
+  for (float const bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e30F}) {
+    auto const lookup = client.start_lookup(1, {step, 0}, {&keys, 1});
+    static_cast<void>(client.requester().await(*lookup, kLong, "no rows came"));
+    std::vector<float> const gradients{1, bad, 2};
+    PartValues const part{.rate = 1, .gradients = gradients};
+    client.finish(*client.start_part(1, {step++, 0}, {&part, 1}));
+  }
+  auto const status = client.status();
+  EXPECT_EQ(status.void_not_finite, 2U);
+  EXPECT_EQ(status.parts, 1U) << "1e30 is finite, and larger than any float16";
 }
 
 TEST(Compression, DistinctBagsAreThoseOfOneIdOfWeightOne) {

@@ -89,7 +89,8 @@ std::span<std::byte const> unpack(std::span<std::byte const> bytes, std::span<Nu
   base::expects(bytes.size() >= Packing::kHeaderBytes, "packed numbers are cut off");
   Packing packing{.width = static_cast<unsigned>(bytes[0])};
   std::memcpy(&packing.minimum, &bytes[1], sizeof packing.minimum);
-  auto const [minimum, width] = packing;
+  auto const minimum = packing.minimum;  // A lambda cannot capture a structured binding in Clang 14.
+  auto const width = packing.width;
   base::expects(width <= kMostShifted || width == kWhole, "packed numbers have a wrong width");
   base::expects(numbers.size() <= std::numeric_limits<std::size_t>::max() / 64, "there are too many packed numbers");
   std::size_t const size = packing.num_bytes(numbers.size());

@@ -222,7 +222,12 @@ def test_options_of_servers_need_a_mode_with_servers(log: Log) -> None:
         (["--servers", "2", "--mode", "local"], "--servers needs --mode"),
         (["--mode", "sync", "--restart-at", "0.5", "--restart-ranks", "2"], "--restart-at needs --mode local"),
         (["--mode", "sync", "--tables", "static"], "--mode needs --tables dynamic"),
+        (["--compress", "on"], "--compress needs --mode sync or hybrid"),
     ):
         with pytest.raises(ValueError, match=message):
             names_of(log, *arguments)
     assert names_of(log, "--mode", "hybrid") == ["hybrid, staleness 4, 2 servers"]
+    assert names_of(log, "--mode", "hybrid", "--compress", "off", "on") == [
+        "hybrid, staleness 4, 2 servers",
+        "hybrid, staleness 4, 2 servers, compressed",
+    ]
