@@ -121,6 +121,14 @@ class Job:
         has_begun = has_checkpoint and sum("begins at" in line for line in list(self.out)) >= lives
         return has_begun or self.process.poll() is not None
 
+    def wait_for_moment(self, lives: int, moment_s: float, trained_s: float) -> None:
+        """Waits for a time, or until a life has trained for a time. The steps of a life last longer than that."""
+        start, began = time.monotonic(), float("inf")
+        while time.monotonic() < min(start + moment_s, began + trained_s):
+            time.sleep(0.02)
+            if began == float("inf") and self.has_begun(lives):
+                began = time.monotonic()
+
     def has_said(self, count: int) -> bool:
         """Has ``run`` named roles so often, or ended?"""
         return len(self.said()) >= count or self.process.poll() is not None
@@ -181,7 +189,7 @@ def run_kills(roles: Sequence[str], draw: random.Random, folder: Path, num_steps
                     break
                 longest = 1.3 * (time.monotonic() - begun)
             else:
-                time.sleep(draw.uniform(0.0, longest))
+                job.wait_for_moment(lives, draw.uniform(0.0, longest), trained_s=draw.uniform(0.0, 3.0))
             found = job.find(role, draw, LIFE_S)
             if found is None:
                 hangs += 1

@@ -10,4 +10,4 @@ from tools.endurance_hybrid_kills import ROLES, run_kills
 
 
 def test_a_job_resumes_after_the_loss_of_each_role(tmp_path: Path) -> None:
-    assert run_kills(ROLES, random.Random(1), tmp_path, num_steps=150)
+    assert run_kills(ROLES, random.Random(1), tmp_path, num_steps=800)
