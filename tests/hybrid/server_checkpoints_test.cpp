@@ -26,9 +26,7 @@ class ServerCheckpointsTest : public testing::Test {
     client().begin_generation(1, {.num_workers = 1, .staleness = staleness, .is_exact = is_exact});
   }
   [[nodiscard]] ServerClient& client() { return worker_.client(0); }
-  Body take(Requester::CallPtr const& call) {
-    return client().requester().await(*call, kLong, "no answer came");
-  }
+  Body take(Requester::CallPtr const& call) { return client().requester().await(*call, kLong, "no answer came"); }
   [[nodiscard]] std::string path(std::string const& name = "rows.bin") const {
     return (folder_.path() / name).string();
   }

@@ -481,7 +481,7 @@ class HybridTables(nn.Module):
                 )
             while self._returned:
                 self._confirm_oldest()
-        # Workers may have begun different numbers of lookups ahead. Servers wait for none from the first missing one on.
+        # Workers may have begun different numbers of lookups ahead. Servers wait for none from the first missing one.
         end = min(all_gather(self._next, self._group))
         error = ask(
             lambda: server_checkpoints.save(
