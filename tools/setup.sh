@@ -108,7 +108,7 @@ install_optional_packages() {
   [ -e /usr/include/infiniband/verbs.h ] || want "transport verbs (RDMA) is not built" libibverbs-dev
   [ -e /usr/include/nlohmann/json.hpp ] && command -v grpc_cpp_plugin >/dev/null && pkg-config --exists grpc++ protobuf ||
     want "headway serve and headway load are not built" nlohmann-json3-dev libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc pkg-config
-  [ -e /usr/include/prometheus/exposer.h ] || want "headway serve has no metrics" prometheus-cpp-dev
+  [ -e /usr/include/prometheus/exposer.h ] || want "headway serve and headway hybrid have no metrics" prometheus-cpp-dev
 }
 
 install_ci_packages() {

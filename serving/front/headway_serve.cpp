@@ -4,15 +4,16 @@
 
 #include "batch_trace.hpp"
 #include "compiled_model.hpp"
+#include "engine_metrics.hpp"
 #include "front_server.hpp"
 #include "headway/base/log.hpp"
+#include "headway/base/metrics_server.hpp"
 #include "headway/base/program_options.hpp"
 #include "headway/base/status.hpp"
 #include "headway/comm/group_environment.hpp"
 #include "headway/serving/engine.hpp"
 #include "headway/serving/generations.hpp"
 #include "headway/serving/version_keeper.hpp"
-#include "metrics_server.hpp"
 
 #include <sys/resource.h>
 
@@ -237,10 +238,10 @@ void serve(Arguments arguments, sigset_t const& signals) {
   }
   Engine engine(model, std::move(fetcher), arguments.engine);
   std::optional<FrontServer> listener;
-  std::optional<MetricsServer> metrics;
+  std::optional<base::MetricsServer> metrics;
   try {
     listener.emplace(engine, arguments.front);
-    if (!arguments.metrics.empty()) metrics.emplace(arguments.metrics, engine);
+    if (!arguments.metrics.empty()) metrics.emplace(arguments.metrics, [&engine] { return metrics_of(engine); });
   } catch (std::exception const& error) {
     std::fprintf(stderr, "headway_serve: %s\n", error.what());
     std::_Exit(1);  // The destructor of the engine would wait for the other ranks, which serve on.
