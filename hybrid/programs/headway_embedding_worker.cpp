@@ -4,6 +4,7 @@
 // embeddings to dense workers. It loads no torch.
 
 #include "end_signals.hpp"
+#include "headway/base/metrics_server.hpp"
 #include "headway/base/program_options.hpp"
 #include "headway/base/status.hpp"
 #include "headway/comm/endpoint.hpp"
@@ -16,6 +17,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,7 @@ constexpr char const* kUsage = R"(usage: headway-embedding-worker --servers HOST
   --connect-timeout MS  time limit of the wait until a server listens (default: 60000)
   --max-request-mib N   largest request in MiB (default: 256)
   --buffer-mib N        ids of batches that nobody has fetched yet; loaders wait beyond it (default: 1024)
+  --metrics HOST:PORT   where Prometheus finds the counters of this worker (default: nowhere)
 The secret of the job is in HEADWAY_GROUP_SECRET, or in the file HEADWAY_GROUP_SECRET_FILE.
 The first trainer tells tables and features. SIGTERM and SIGINT end the worker.
 )";
@@ -42,6 +45,7 @@ struct Arguments {
   int threads = 1;
   std::chrono::milliseconds timeout{120'000}, connect_timeout{60'000};
   std::size_t max_request_mib = 256, buffer_mib = 1024;
+  std::string metrics;
   RequestServiceOptions service{.address = "0.0.0.0:7100"};
 };
 
@@ -67,6 +71,7 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_duration("--connect-timeout", arguments.connect_timeout, 1);
   options.add_number("--max-request-mib", arguments.max_request_mib, 1);
   options.add_number("--buffer-mib", arguments.buffer_mib, 1);
+  options.add_text("--metrics", arguments.metrics);
   options.parse(words);
   base::expects(!arguments.servers.empty(), "--servers is missing");
   arguments.service.max_body_bytes = arguments.max_request_mib << 20;
@@ -95,6 +100,11 @@ void serve(Arguments const& arguments, sigset_t const& signals) {
                           .max_batch_bytes = arguments.max_request_mib << 20,
                           .thread_pool = std::make_shared<base::ThreadPool>(arguments.threads)});
   RequestService const service(arguments.service, [&](Request& request) { worker.handle(request); });
+  std::optional<base::MetricsServer> metrics;
+  if (!arguments.metrics.empty()) {
+    metrics.emplace(arguments.metrics,
+                    [&] { return metrics_of(worker.status(), service.traffic(), service.num_links()); });
+  }
   std::printf("listening at %s\n", service.address().c_str());
   std::fflush(stdout);
   await_end(signals);

@@ -11,6 +11,7 @@
 #include "headway/comm/link.hpp"
 #include "headway/embedding/table_settings.hpp"
 #include "headway/hybrid/embedding_client.hpp"
+#include "headway/hybrid/stopwatch.hpp"
 #include "headway/hybrid/worker_client.hpp"
 #include "torch_headers.hpp"
 
@@ -238,16 +239,75 @@ std::vector<std::vector<std::uint64_t>> load_tables(std::vector<std::string> con
   return evicted;
 }
 
+WorkerStatus query_worker_status(std::string const& address, std::string const& job, double timeout_s) {
+  auto const options = link_options(job, timeout_s);
+  py::gil_scoped_release const without_gil;
+  return WorkerClient("embedding worker at " + address, comm::dial(address, options), milliseconds_of(timeout_s))
+      .status();
+}
+
+LossCause cause_of(std::string const& name) {
+  for (std::size_t i = 0; i < kNumLossCauses; ++i) {
+    if (to_string(static_cast<LossCause>(i)) == name) return static_cast<LossCause>(i);
+  }
+  throw base::UsageError("there is no cause " + name);
+}
+
+/// Losses by the names of their causes.
+py::dict losses_of(std::vector<std::uint64_t> const& counts) {
+  py::dict losses;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    losses[py::str(std::string(to_string(static_cast<LossCause>(i))))] = counts[i];
+  }
+  return losses;
+}
+
+double seconds_of(std::uint64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
+
+py::list tables_of(ServerStatus const& status) {
+  using namespace py::literals;
+  py::list tables;
+  for (auto const& table : status.tables) {
+    py::dict top_lookups;
+    for (auto const& each : table.shares) top_lookups[py::str(each.table)] = each.top_lookups;
+    tables.append(py::dict("rows"_a = table.rows, "cold_rows"_a = table.cold_rows, "pending"_a = table.pending,
+                           "key_bytes"_a = table.key_bytes, "row_bytes"_a = table.row_bytes,
+                           "inserted"_a = table.inserted, "evicted"_a = table.evicted, "expired"_a = table.expired,
+                           "refused"_a = table.refused, "dropped_gradients"_a = table.dropped_gradients,
+                           "top_lookups"_a = top_lookups));
+  }
+  return tables;
+}
+
+py::list waits_of(ServerStatus const& status) {
+  py::list waits;
+  for (auto const& each : status.waits) waits.append(py::make_tuple(each.num_lookups, seconds_of(each.nanoseconds)));
+  return waits;
+}
+
+py::list servers_of(WorkerStatus const& status) {
+  using namespace py::literals;
+  py::list servers;
+  for (auto const& each : status.servers) {
+    servers.append(py::dict("name"_a = each.name, "last"_a = each.num_last, "last_s"_a = seconds_of(each.last_ns),
+                            "bytes_sent"_a = each.bytes_sent, "bytes_received"_a = each.bytes_received));
+  }
+  return servers;
+}
+
 std::vector<embedding::MergedTable> merged_tables_of(std::vector<embedding::TableSettings> const& settings,
                                                      std::vector<std::vector<std::uint32_t>> const& table_ids,
+                                                     std::vector<std::vector<std::string>> const& table_names,
                                                      std::vector<bool> const& reads_zeros) {
-  base::expects(settings.size() == table_ids.size() && settings.size() == reads_zeros.size(),
-                "table_ids and reads_zeros need one element for each table");
+  base::expects(settings.size() == table_ids.size() && settings.size() == table_names.size() &&
+                    settings.size() == reads_zeros.size(),
+                "table_ids, table_names and reads_zeros need one element for each table");
   std::vector<embedding::MergedTable> tables;
   for (std::size_t i = 0; i < settings.size(); ++i) {
     tables.push_back({.options = embedding::options_of(settings[i], /*is_on_host=*/true),
                       .tables = table_ids[i],
-                      .reads_unknown_as_zeros = reads_zeros[i]});
+                      .reads_unknown_as_zeros = reads_zeros[i],
+                      .names = table_names[i]});
   }
   return tables;
 }
@@ -256,9 +316,10 @@ class PythonClient {
  public:
   PythonClient(std::vector<std::string> const& addresses, std::string const& job,
                std::vector<embedding::TableSettings> const& settings,
-               std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
+               std::vector<std::vector<std::uint32_t>> const& table_ids,
+               std::vector<std::vector<std::string>> const& table_names, std::vector<bool> const& reads_zeros,
                double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values, int num_threads) {
-    auto tables = merged_tables_of(settings, table_ids, reads_zeros);
+    auto tables = merged_tables_of(settings, table_ids, table_names, reads_zeros);
     for (auto const& table : tables) dims_.push_back(table.options.dim);
     auto const options = link_options(job, connect_timeout_s);
     py::gil_scoped_release const without_gil;
@@ -314,9 +375,10 @@ class PythonClient {
     client_->return_gradients({step, worker}, views);
   }
 
-  void drop(std::uint64_t step, std::uint32_t worker) {
+  void drop(std::uint64_t step, std::uint32_t worker, std::string const& cause) {
+    auto const of_batch = cause_of(cause);
     py::gil_scoped_release const without_gil;
-    client_->drop({step, worker});
+    client_->drop({step, worker}, of_batch);
   }
 
   bool is_finished(std::uint64_t step, std::uint32_t worker) {
@@ -324,9 +386,16 @@ class PythonClient {
     return client_->is_finished({step, worker});
   }
 
-  void finish(std::uint64_t step, std::uint32_t worker) {
+  bool finish(std::uint64_t step, std::uint32_t worker) {
     py::gil_scoped_release const without_gil;
-    client_->finish({step, worker}, check_signals);
+    return client_->finish({step, worker}, check_signals);
+  }
+
+  /// (servers) Name, and the time in seconds that was waited for it.
+  [[nodiscard]] std::vector<std::pair<std::string, double>> waits() const {
+    std::vector<std::pair<std::string, double>> waits;
+    for (auto const& each : client_->uses()) waits.emplace_back(each.name, Seconds(each.waited).count());
+    return waits;
   }
 
   std::vector<Floats> read(std::vector<FeatureTuple> const& tuples) {
@@ -369,10 +438,11 @@ class PythonWorkers {
 
   PythonWorkers(std::vector<std::string> const& addresses, std::string const& job,
                 std::vector<embedding::TableSettings> const& settings,
-                std::vector<std::vector<std::uint32_t>> const& table_ids, std::vector<bool> const& reads_zeros,
+                std::vector<std::vector<std::uint32_t>> const& table_ids,
+                std::vector<std::vector<std::string>> const& table_names, std::vector<bool> const& reads_zeros,
                 std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const& features,
                 double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values) {
-    auto const tables = merged_tables_of(settings, table_ids, reads_zeros);
+    auto const tables = merged_tables_of(settings, table_ids, table_names, reads_zeros);
     for (auto const& table : tables) dims_.push_back(table.options.dim);
     std::vector<FeatureSetting> of_features;
     for (auto const& [name, table, pooling] : features) {
@@ -387,6 +457,7 @@ class PythonWorkers {
           std::make_unique<WorkerClient>(name, comm::dial(address, options), milliseconds_of(timeout_s)));
       workers_.back()->set_up(tables, of_features, {.ids = compress_ids, .values = compress_values});
     }
+    waited_.resize(workers_.size());
   }
 
   void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
@@ -433,6 +504,7 @@ class PythonWorkers {
     auto& batch = at(step);
     if (!batch.found) {
       py::gil_scoped_release const without_gil;
+      Stopwatch const stopwatch(waited_[batch.worker]);
       batch.found = workers_.at(batch.worker)->wait_embeddings(*batch.fetch, {step, rank}, check_signals);
     }
     return arrays_of(*batch.found);
@@ -441,7 +513,7 @@ class PythonWorkers {
   void return_gradients(std::uint64_t step, std::uint32_t rank,
                         std::vector<std::pair<double, std::optional<Floats>>> const& gradients) {
     auto& batch = at(step);
-    if (batch.is_empty) return drop(step, rank);
+    if (batch.is_empty) return drop(step, rank, "no_batch");
     std::vector<PartValues> parts;
     for (auto const& [rate, values] : gradients) {
       parts.push_back({.rate = rate, .gradients = values ? span_of(*values) : std::span<float const>()});
@@ -452,10 +524,11 @@ class PythonWorkers {
     batch.end = workers_.at(batch.worker)->start_gradients(generation_, {step, rank}, parts, *batch.found);
   }
 
-  void drop(std::uint64_t step, std::uint32_t rank) {
+  void drop(std::uint64_t step, std::uint32_t rank, std::string const& cause) {
     auto& batch = at(step);
+    auto const of_batch = batch.is_empty ? LossCause::kNoBatch : cause_of(cause);
     py::gil_scoped_release const without_gil;
-    batch.end = workers_.at(batch.worker)->start_drop(generation_, {step, rank});
+    batch.end = workers_.at(batch.worker)->start_drop(generation_, {step, rank}, of_batch);
   }
 
   bool is_finished(std::uint64_t step, std::uint32_t /*rank*/) {
@@ -464,14 +537,26 @@ class PythonWorkers {
     return batch.end != nullptr && workers_.at(batch.worker)->is_finished(*batch.end);
   }
 
-  void finish(std::uint64_t step, std::uint32_t rank) {
+  bool finish(std::uint64_t step, std::uint32_t rank) {
     auto& batch = at(step);
     base::expects(batch.end != nullptr, "the batch of step " + std::to_string(step) + " has no gradients");
+    bool is_finite = true;
     {
       py::gil_scoped_release const without_gil;
-      workers_.at(batch.worker)->finish(*batch.end, {step, rank}, check_signals);
+      Stopwatch const stopwatch(waited_[batch.worker]);
+      is_finite = workers_.at(batch.worker)->finish(*batch.end, {step, rank}, check_signals);
     }
     batches_.erase(step);
+    return is_finite;
+  }
+
+  /// (embedding workers) Name, and the time in seconds that was waited for it.
+  [[nodiscard]] std::vector<std::pair<std::string, double>> waits() const {
+    std::vector<std::pair<std::string, double>> waits;
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      waits.emplace_back(workers_[i]->name(), Seconds(waited_[i]).count());
+    }
+    return waits;
   }
 
   Found read(Reference const& reference) {
@@ -519,6 +604,7 @@ class PythonWorkers {
   std::vector<std::size_t> dims_;
   std::size_t num_features_ = 0;
   std::vector<std::unique_ptr<WorkerClient>> workers_;
+  std::vector<std::chrono::nanoseconds> waited_;  ///< (workers) By calls that wait.
   std::uint64_t generation_ = 0;
   std::map<std::uint64_t, Batch> batches_;  ///< By step.
 };
@@ -572,9 +658,36 @@ PYBIND11_MODULE(_hybrid, module) {
       .def_property_readonly("sent_id_bytes", [](ServerStatus const& self) { return self.messages.sent_ids; })
       .def_property_readonly("plain_value_bytes", [](ServerStatus const& self) { return self.messages.plain_values; })
       .def_property_readonly("sent_value_bytes", [](ServerStatus const& self) { return self.messages.sent_values; })
-      .def_readonly("staleness", &ServerStatus::staleness);
+      .def_readonly("staleness", &ServerStatus::staleness)
+      .def_readonly("samples", &ServerStatus::samples)
+      .def_property_readonly("lost", [](ServerStatus const& status) { return losses_of(status.lost); })
+      .def_property_readonly("waits", &waits_of)
+      .def_property_readonly("tables", &tables_of);
+  py::class_<WorkerStatus>(module, "WorkerStatus")
+      .def_readonly("generation", &WorkerStatus::generation)
+      .def_readonly("submitted", &WorkerStatus::submitted)
+      .def_readonly("fetched", &WorkerStatus::fetched)
+      .def_readonly("trained", &WorkerStatus::trained)
+      .def_readonly("read", &WorkerStatus::read)
+      .def_readonly("dropped", &WorkerStatus::dropped)
+      .def_readonly("waiting_loaders", &WorkerStatus::waiting_loaders)
+      .def_readonly("buffered", &WorkerStatus::buffered)
+      .def_readonly("buffered_bytes", &WorkerStatus::buffered_bytes)
+      .def_readonly("in_flight", &WorkerStatus::in_flight)
+      .def_readonly("loader_waits", &WorkerStatus::loader_waits)
+      .def_property_readonly("loader_wait_s",
+                             [](WorkerStatus const& status) { return seconds_of(status.loader_wait_ns); })
+      .def_readonly("answered", &WorkerStatus::answered)
+      .def_property_readonly("lost", [](WorkerStatus const& status) { return losses_of(status.lost); })
+      .def_property_readonly("plain_id_bytes", [](WorkerStatus const& self) { return self.messages.plain_ids; })
+      .def_property_readonly("sent_id_bytes", [](WorkerStatus const& self) { return self.messages.sent_ids; })
+      .def_property_readonly("plain_value_bytes", [](WorkerStatus const& self) { return self.messages.plain_values; })
+      .def_property_readonly("sent_value_bytes", [](WorkerStatus const& self) { return self.messages.sent_values; })
+      .def_property_readonly("servers", &servers_of);
   py::register_exception<RequestRefused>(module, "RequestRefusedError", PyExc_RuntimeError);
   module.def("query_status", &query_status, py::arg("address"), py::kw_only(), py::arg("job"), py::arg("timeout_s"));
+  module.def("query_worker_status", &query_worker_status, py::arg("address"), py::kw_only(), py::arg("job"),
+             py::arg("timeout_s"));
   module.def("save_tables", &save_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
              py::arg("step"), py::arg("end"), py::arg("paths"), py::arg("connect_timeout_s"), py::arg("timeout_s"));
   module.def("load_tables", &load_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
@@ -582,12 +695,13 @@ PYBIND11_MODULE(_hybrid, module) {
              py::arg("timeout_s"));
   py::class_<PythonWorkers>(module, "EmbeddingWorkers")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
-                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&,
+                    std::vector<std::vector<std::uint32_t>> const&, std::vector<std::vector<std::string>> const&,
+                    std::vector<bool> const&,
                     std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const&, double,
                     double, bool, bool>(),
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
-           py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"), py::arg("connect_timeout_s"),
-           py::arg("compress_ids"), py::arg("compress_values"))
+           py::arg("table_names"), py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"),
+           py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"))
       .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::kw_only(),
            py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))
@@ -595,25 +709,27 @@ PYBIND11_MODULE(_hybrid, module) {
       .def("wait", &PythonWorkers::wait, py::arg("step"), py::arg("worker"))
       .def("return_gradients", &PythonWorkers::return_gradients, py::arg("step"), py::arg("worker"),
            py::arg("gradients"))
-      .def("drop", &PythonWorkers::drop, py::arg("step"), py::arg("worker"))
+      .def("drop", &PythonWorkers::drop, py::arg("step"), py::arg("worker"), py::arg("cause"))
+      .def("waits", &PythonWorkers::waits)
       .def("is_finished", &PythonWorkers::is_finished, py::arg("step"), py::arg("worker"))
       .def("finish", &PythonWorkers::finish, py::arg("step"), py::arg("worker"))
       .def("read", &PythonWorkers::read, py::arg("reference"))
       .def("end_at", &PythonWorkers::end_at, py::arg("step"));
   py::class_<PythonClient>(module, "EmbeddingClient")
       .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
-                    std::vector<std::vector<std::uint32_t>> const&, std::vector<bool> const&, double, double, bool,
-                    bool, int>(),
+                    std::vector<std::vector<std::uint32_t>> const&, std::vector<std::vector<std::string>> const&,
+                    std::vector<bool> const&, double, double, bool, bool, int>(),
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
-           py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"), py::arg("compress_ids"),
-           py::arg("compress_values"), py::arg("num_threads"))
+           py::arg("table_names"), py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"),
+           py::arg("compress_ids"), py::arg("compress_values"), py::arg("num_threads"))
       .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
            py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
       .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))
       .def("wait", &PythonClient::wait, py::arg("step"), py::arg("worker"))
       .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),
            py::arg("gradients"))
-      .def("drop", &PythonClient::drop, py::arg("step"), py::arg("worker"))
+      .def("drop", &PythonClient::drop, py::arg("step"), py::arg("worker"), py::arg("cause"))
+      .def("waits", &PythonClient::waits)
       .def("is_finished", &PythonClient::is_finished, py::arg("step"), py::arg("worker"))
       .def("finish", &PythonClient::finish, py::arg("step"), py::arg("worker"))
       .def("read", &PythonClient::read, py::arg("features"))

@@ -6,6 +6,7 @@ equal options that share storage).
 """
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,19 @@ class TableSettings:
 
 class RequestRefusedError(RuntimeError): ...
 
+class TableStatus(TypedDict):
+    rows: int
+    cold_rows: int
+    pending: int
+    key_bytes: int
+    row_bytes: int
+    inserted: int
+    evicted: int
+    expired: int
+    refused: int
+    dropped_gradients: int
+    top_lookups: dict[str, int]  # by name of the table
+
 class ServerStatus:
     generation: int
     num_applied: int
@@ -58,8 +72,41 @@ class ServerStatus:
     plain_value_bytes: int
     sent_value_bytes: int
     staleness: list[int]
+    samples: int
+    lost: dict[str, int]  # by cause
+    waits: list[tuple[int, float]]  # lookups and seconds, by dense worker
+    tables: list[TableStatus]
+
+class ServerOfWorker(TypedDict):
+    name: str
+    last: int
+    last_s: float
+    bytes_sent: int
+    bytes_received: int
+
+class WorkerStatus:
+    generation: int
+    submitted: int
+    fetched: int
+    trained: int
+    read: int
+    dropped: int
+    waiting_loaders: int
+    buffered: int
+    buffered_bytes: int
+    in_flight: int
+    loader_waits: int
+    loader_wait_s: float
+    answered: int
+    lost: dict[str, int]  # by cause
+    plain_id_bytes: int
+    sent_id_bytes: int
+    plain_value_bytes: int
+    sent_value_bytes: int
+    servers: list[ServerOfWorker]
 
 def query_status(address: str, *, job: str, timeout_s: float) -> ServerStatus: ...
+def query_worker_status(address: str, *, job: str, timeout_s: float) -> WorkerStatus: ...
 
 # Offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket.
 _Block = tuple[int, int, int, bool, int, int, int]
@@ -99,6 +146,7 @@ class EmbeddingClient:
         job: str,
         tables: Sequence[TableSettings],
         table_ids: Sequence[Sequence[int]],
+        table_names: Sequence[Sequence[str]],
         reads_zeros: Sequence[bool],
         timeout_s: float,
         connect_timeout_s: float,
@@ -114,9 +162,10 @@ class EmbeddingClient:
     def return_gradients(
         self, step: int, worker: int, gradients: Sequence[tuple[float, npt.NDArray[np.float32] | None]]
     ) -> None: ...
-    def drop(self, step: int, worker: int) -> None: ...
+    def drop(self, step: int, worker: int, cause: str) -> None: ...
     def is_finished(self, step: int, worker: int) -> bool: ...
-    def finish(self, step: int, worker: int) -> None: ...
+    def finish(self, step: int, worker: int) -> bool: ...  # False: gradients were dropped, since they are not finite
+    def waits(self) -> list[tuple[str, float]]: ...  # peers, and seconds that were waited for them
     def read(self, features: Sequence[Feature]) -> list[npt.NDArray[np.float32]]: ...
     def end_at(self, step: int) -> None: ...
     def status(self) -> list[ServerStatus]: ...
@@ -134,6 +183,7 @@ class EmbeddingWorkers:
         job: str,
         tables: Sequence[TableSettings],
         table_ids: Sequence[Sequence[int]],
+        table_names: Sequence[Sequence[str]],
         reads_zeros: Sequence[bool],
         features: Sequence[tuple[str, int, str | None]],
         timeout_s: float,
@@ -150,8 +200,9 @@ class EmbeddingWorkers:
     def return_gradients(
         self, step: int, worker: int, gradients: Sequence[tuple[float, npt.NDArray[np.float32] | None]]
     ) -> None: ...
-    def drop(self, step: int, worker: int) -> None: ...
+    def drop(self, step: int, worker: int, cause: str) -> None: ...
     def is_finished(self, step: int, worker: int) -> bool: ...
-    def finish(self, step: int, worker: int) -> None: ...
+    def finish(self, step: int, worker: int) -> bool: ...  # False: gradients were dropped, since they are not finite
+    def waits(self) -> list[tuple[str, float]]: ...  # peers, and seconds that were waited for them
     def read(self, reference: Reference) -> Found: ...
     def end_at(self, step: int) -> None: ...

@@ -81,7 +81,7 @@ class Job {
     return all;
   }
   [[nodiscard]] ParameterServer& server(std::size_t index) { return servers_[index]; }
-  [[nodiscard]] EmbeddingWorker::Counts counts() const { return worker_.counts(); }
+  [[nodiscard]] WorkerStatus worker_status() const { return worker_.status(); }
 
  private:
   Servers servers_{2};
@@ -152,7 +152,7 @@ TEST(Compression, CountsBytesBeforeAndAfter) {
   for (std::size_t server = 0; server < 2; ++server) {
     expect_counts(compressed.server(server).status().messages, plain.server(server).status().messages, true);
   }
-  expect_counts(compressed.counts().messages, plain.counts().messages, false);
+  expect_counts(compressed.worker_status().messages, plain.worker_status().messages, false);
 }
 
 TEST(Compression, BagsOfTheSameIdTravelOnce) {
@@ -168,7 +168,7 @@ TEST(Compression, BagsOfTheSameIdTravelOnce) {
   // Their gradients are added, so the row moves by the sum of 40.
   auto const moved = compressed.train(1, batch), there = plain.train(1, batch);
   for (std::size_t i = 0; i < 80; ++i) EXPECT_NEAR(moved.values[1][i], there.values[1][i], 2e-3);
-  auto const bytes = compressed.counts().messages;
+  auto const bytes = compressed.worker_status().messages;
   EXPECT_LT(bytes.sent_values * 2, bytes.plain_values);
 }
 
@@ -191,6 +191,7 @@ TEST(Compression, KeepsGradientsThatAreNotFinite) {
   }
   auto const status = client.status();
   EXPECT_EQ(status.void_not_finite, 2U);
+  EXPECT_EQ(status.lost.at(static_cast<std::size_t>(LossCause::kNotFinite)), 2U);
   EXPECT_EQ(status.parts, 1U) << "1e30 is finite, and larger than any float16";
 }
 
@@ -236,7 +237,7 @@ struct Messages {
     }
     KeyList const keys{.ids = ids, .tables = tables, .counts = counts};
     std::vector<KeyList> const lists{keys, {}};
-    lookup = encode_lookup({.step = 3, .worker = 4}, lists, kBoth);
+    lookup = encode_lookup({.step = 3, .worker = 4}, lists, 25, kBoth);
     std::vector<PartValues> const values{{.rate = 0.5, .gradients = gradients}, {.rate = 1}};
     part = encode_part({.step = 3, .worker = 4}, values, dims);
     submit = encode_submit({.loader = 5, .number = 6}, ids_of(batch), kBoth);
@@ -256,6 +257,7 @@ TEST(CompressedMessages, KeepTheirContents) {
   Messages const messages;
   auto const lookup = decode_lookup(messages.lookup, 2, kBoth);
   EXPECT_EQ(lookup.batch.step, 3U);
+  EXPECT_EQ(lookup.num_samples, 25U);
   ASSERT_TRUE(std::ranges::equal(lookup.tables.at(0).ids, messages.ids));
   EXPECT_TRUE(std::ranges::equal(lookup.tables[0].tables, messages.tables));
   EXPECT_TRUE(std::ranges::equal(lookup.tables[0].counts, messages.counts));
@@ -276,7 +278,7 @@ TEST(CompressedMessages, OfFewKeysArePlain) {
   std::uint64_t const id = 77;
   std::uint32_t const table = 3, count = 1;
   KeyList const keys{.ids = {&id, 1}, .tables = {&table, 1}, .counts = {&count, 1}};
-  auto const body = encode_lookup({}, {&keys, 1}, kIds);
+  auto const body = encode_lookup({}, {&keys, 1}, 25, kIds);
   EXPECT_EQ(body.size(), encode_lookup({}, {&keys, 1}).size() + 8);
   auto const decoded = decode_lookup(body, 1, kIds);
   EXPECT_EQ(decoded.tables[0].ids[0], id);
@@ -287,7 +289,7 @@ TEST(CompressedMessages, OfManyIdsInAFewBytesAreRefused) {
   std::vector<std::uint64_t> const ids(1000, 1);
   std::vector<std::uint32_t> const same(1000, 1);
   KeyList const keys{.ids = ids, .tables = same, .counts = same};
-  auto const lookup = encode_lookup({}, {&keys, 1}, kIds);
+  auto const lookup = encode_lookup({}, {&keys, 1}, 25, kIds);
   EXPECT_LT(lookup.size(), 80U);
   EXPECT_THROW(static_cast<void>(decode_lookup(lookup, 1, kIds, 999)), base::UsageError);
   EXPECT_EQ(decode_lookup(lookup, 1, kIds, 1000).tables[0].ids.size(), 1000U);

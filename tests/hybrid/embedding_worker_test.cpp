@@ -11,7 +11,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,7 +101,7 @@ TEST_F(EmbeddingWorkerTest, ADenseWorkerLearnsWhatATableLearns) {
     reference.expand(*expected, merged, same);
     EXPECT_EQ(read.values[merged], same);
   }
-  auto const counts = worker_->counts();
+  auto const counts = worker_->status();
   EXPECT_EQ(counts.submitted, 11U);
   EXPECT_EQ(counts.trained, 10U);
   EXPECT_EQ(counts.read, 1U);
@@ -141,8 +144,8 @@ TEST_F(EmbeddingWorkerTest, AFetchWaitsForTheStalenessAndGradientsDoNot) {
   ask(WorkerRequest::kGradients, encode_part({0, 0}, none));
   auto const third = start(WorkerRequest::kFetch, encode_fetch({9, 2}, {2, 0}));
   take(third);
-  ask(WorkerRequest::kDrop, encode_batch({.step = 1, .worker = 0}));
-  ask(WorkerRequest::kDrop, encode_batch({.step = 2, .worker = 0}));
+  ask(WorkerRequest::kDrop, encode_void({.step = 1, .worker = 0}, LossCause::kSkipped));
+  ask(WorkerRequest::kDrop, encode_void({.step = 2, .worker = 0}, LossCause::kSkipped));
   for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 3U);
 }
 
@@ -157,9 +160,9 @@ TEST_F(EmbeddingWorkerTest, AGenerationThatBeginsBuffersBatchesWithoutGradientsA
     return requester_->ask({.kind = static_cast<std::uint32_t>(kind), .generation = 2, .body = std::move(body)}, kLong);
   };
   in_second(WorkerRequest::kBeginGeneration, encode_generation({.num_workers = 1, .first_step = 1}, 6));
-  EXPECT_EQ(worker_->counts().buffered, 1U);
+  EXPECT_EQ(worker_->status().buffered, 1U);
   in_second(WorkerRequest::kFetch, encode_fetch({9, 1}, {1, 0}));
-  EXPECT_EQ(worker_->counts().buffered_bytes, 0U);
+  EXPECT_EQ(worker_->status().buffered_bytes, 0U);
   in_second(WorkerRequest::kGradients, encode_part({1, 0}, std::vector<PartValues>(2)));
   EXPECT_NE(refusal_of([&] { in_second(WorkerRequest::kFetch, encode_fetch({9, 0}, {2, 0})); }), "");
   for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 2U);
@@ -167,7 +170,7 @@ TEST_F(EmbeddingWorkerTest, AGenerationThatBeginsBuffersBatchesWithoutGradientsA
 
 TEST_F(EmbeddingWorkerTest, AStepWithoutABatchIsDropped) {
   begin(2, {.num_workers = 1});
-  ask(WorkerRequest::kDrop, encode_batch({.step = 0, .worker = 0}));
+  ask(WorkerRequest::kDrop, encode_void({.step = 0, .worker = 0}, LossCause::kSkipped));
   for (std::size_t server = 0; server < 2; ++server) EXPECT_EQ((*servers_)[server].status().num_applied, 1U);
 }
 
@@ -182,8 +185,8 @@ TEST_F(EmbeddingWorkerTest, ALoaderWaitsWhenTheBufferIsFull) {
   take(calls[0]);
   take(calls[1]);
   EXPECT_FALSE(requester_->wait(*calls[2], std::chrono::milliseconds(20)).has_value());
-  EXPECT_EQ(worker_->counts().waiting_loaders, 3U);
-  EXPECT_LE(worker_->counts().buffered_bytes, 2 * size + 8);
+  EXPECT_EQ(worker_->status().waiting_loaders, 3U);
+  EXPECT_LE(worker_->status().buffered_bytes, 2 * size + 8);
   ask(WorkerRequest::kFetch, encode_fetch({9, 0}, {0, 0}));
   take(calls[2]);
   EXPECT_FALSE(requester_->wait(*calls[3], std::chrono::milliseconds(20)).has_value());
@@ -191,6 +194,75 @@ TEST_F(EmbeddingWorkerTest, ALoaderWaitsWhenTheBufferIsFull) {
   ask(WorkerRequest::kRead, encode_fetch({9, 2}, {}));
   take(calls[3]);
   take(calls[4]);
+}
+
+TEST_F(EmbeddingWorkerTest, EachBatchIsInOnePlaceAndEndsForANamedCause) {
+  RandomBatch const batch(1);
+  auto const size = submission({9, 0}, batch).size();
+  begin(2, {.num_workers = 1, .staleness = 1}, 3 * size);
+  std::uint64_t state = 1;
+  auto const draw = [&](std::uint64_t below) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return (state >> 33) % below;
+  };
+  auto const expect_sum = [&] {
+    auto const status = worker_->status();
+    auto const ended = status.trained + status.read + std::accumulate(status.lost.begin(), status.lost.end(), 0UL);
+    EXPECT_EQ(status.submitted, status.waiting_loaders + status.buffered + status.in_flight + ended);
+  };
+  constexpr std::array kCauses{LossCause::kSkipped, LossCause::kOverflow, LossCause::kRefused};
+  std::vector<Requester::CallPtr> submissions;
+  std::uint64_t next = 0, step = 0;
+  std::vector<std::uint64_t> lost(kNumLossCauses);
+  std::uint64_t trained = 0, read = 0;
+  while (step < 60) {
+    while (submissions.size() < next + 1 + draw(6)) {
+      submissions.push_back(start(WorkerRequest::kSubmit, submission({9, submissions.size()}, batch)));
+    }
+    take(submissions[next]);
+    expect_sum();
+    if (draw(5) == 0) {
+      ask(WorkerRequest::kRead, encode_fetch({9, next++}, {}));
+      ++read;
+    } else {
+      auto const found = decode_embeddings(ask(WorkerRequest::kFetch, encode_fetch({9, next++}, {step, 0})));
+      expect_sum();
+      if (draw(3) == 0) {
+        auto const cause = kCauses.at(draw(kCauses.size()));
+        ask(WorkerRequest::kDrop, encode_void({.step = step, .worker = 0}, cause));
+        ++lost[static_cast<std::size_t>(cause)];
+      } else {
+        bool const is_finite = draw(4) > 0;
+        auto values = found.values[0];
+        if (!is_finite) std::ranges::fill(values, std::numeric_limits<float>::quiet_NaN());
+        std::vector<PartValues> const part{{.rate = 0.1, .gradients = values}, {.rate = 0.1}};
+        EXPECT_EQ(ask(WorkerRequest::kGradients, encode_part({step, 0}, part)).empty(), is_finite);
+        ++(is_finite ? trained : lost[static_cast<std::size_t>(LossCause::kNotFinite)]);
+      }
+      ++step;
+    }
+    expect_sum();
+  }
+  ask(WorkerRequest::kDrop, encode_void({.step = step, .worker = 0}, LossCause::kNoBatch));  // A step without a batch.
+  submissions.push_back(start(WorkerRequest::kSubmit, submission({9, submissions.size()}, batch)));
+  take(submissions[next]);
+  ask(WorkerRequest::kFetch, encode_fetch({9, next}, {step + 1, 0}));
+  auto const buffered = worker_->status().buffered;
+  static_cast<void>(requester_->ask({.kind = static_cast<std::uint32_t>(WorkerRequest::kBeginGeneration),
+                                     .generation = 2,
+                                     .body = encode_generation({.num_workers = 1, .first_step = step}, 6)},
+                                    kLong));
+  expect_sum();
+  auto const status = worker_->status();
+  EXPECT_EQ(status.buffered, buffered + 1) << "the batch in flight may be fetched again, so it is not lost";
+  EXPECT_EQ(status.in_flight, 0U);
+  EXPECT_EQ(status.lost, lost);
+  EXPECT_EQ(status.trained, trained);
+  EXPECT_EQ(status.read, read);
+  EXPECT_GT(status.loader_waits, 0U);
+  EXPECT_GT(status.loader_wait_ns, 0U);
+  EXPECT_EQ(decode_worker_status(ask(WorkerRequest::kStatus, {})).lost, lost);
+  EXPECT_EQ((*servers_)[0].status().lost[static_cast<std::size_t>(LossCause::kNoBatch)], 1U);
 }
 
 TEST_F(EmbeddingWorkerTest, MistakesAreErrorsThatNameTheBatchAndTheWorkerGoesOn) {
@@ -229,7 +301,7 @@ TEST_F(EmbeddingWorkerTest, MistakesAreErrorsThatNameTheBatchAndTheWorkerGoesOn)
                                                 kLong));
             }).find("old generation"),
             std::string::npos);
-  ask(WorkerRequest::kDrop, encode_batch({.step = 0, .worker = 0}));
+  ask(WorkerRequest::kDrop, encode_void({.step = 0, .worker = 0}, LossCause::kSkipped));
 }
 
 TEST_F(EmbeddingWorkerTest, ALostServerIsTheAnswerToWhoWaits) {

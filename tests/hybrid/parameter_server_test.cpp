@@ -363,8 +363,8 @@ TEST_F(ParameterServerTest, MessagesHaveNoBytesOfOtherMemory) {
     std::uint64_t const id = 5;
     KeyList const keys{.ids = {&id, 1}, .tables = {&table, 1}, .counts = {&count, 1}};
     auto const body = encode_lookup({.step = 1, .worker = 2}, {&keys, 1});
-    ASSERT_EQ(body.size(), 48U);
-    EXPECT_EQ(body[36], std::byte{0}) << "between tables and counts";
+    ASSERT_EQ(body.size(), 56U);
+    EXPECT_EQ(body[44], std::byte{0}) << "between tables and counts";
   }
 }
 

@@ -102,6 +102,27 @@ TEST_F(ServerCheckpointsTest, ALoadReplacesRowsOnceItIsTaken) {
   client().begin_generation(3, {.num_workers = 1, .first_step = 1});
 }
 
+TEST_F(ServerCheckpointsTest, BatchesThatComeAgainCountOnceAndAreNotLost) {
+  begin(2);
+  train(0);
+  for (std::uint64_t const step : {1U, 2U}) {
+    worker_.start(step, Ids{5});
+    static_cast<void>(worker_.rows(step));
+  }
+  static_cast<void>(take(client().start_save(1, {.step = 1, .end = 3, .path = path()})));
+  client().begin_generation(2, {.num_workers = 1, .staleness = 2, .first_step = 1});
+  auto const lost = [&] { return client().status().lost.at(static_cast<std::size_t>(LossCause::kGeneration)); };
+  EXPECT_EQ(lost(), 0U);
+  TestWorker again(servers_, 0, 2, 1);
+  again.start(1, Ids{5});
+  static_cast<void>(again.rows(1));
+  again.finish(1, std::vector<float>{1}, 1);
+  EXPECT_EQ(client().status().lookups, 3U);
+  client().begin_generation(3, {.num_workers = 1, .first_step = 2});
+  EXPECT_EQ(lost(), 1U) << "the batch of step 2 did not come";
+  EXPECT_EQ(client().status().lookups, client().status().parts + 1);
+}
+
 TEST_F(ServerCheckpointsTest, ErrorsNameTheFileAndChangeNothing) {
   begin(0);
   train(0);

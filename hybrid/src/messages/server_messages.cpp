@@ -3,17 +3,23 @@
 // Layout of the bodies, in words of 64 bits (words.hpp). There are M merged tables.
 //
 //   configure    compression (bit 0: ids, bit 1: values), then tables:
-//   tables       number of merged tables; for each: options, number of tables, their ids (32 bits each)
+//   tables       number of merged tables; for each: options, number of tables, their ids (32 bits each), number of
+//                names, names
 //   generation   token, workers, staleness, first step, exact order
-//   lookup, read step, worker, M numbers of keys; for each merged table: ids, tables (32 bits), counts (32 bits)
-//                with compressed ids, behind the numbers of keys: for each merged table: number of bytes; ids, tables
-//                and counts as packed numbers. 0 bytes: they are plain, since that is smaller
+//   lookup, read step, worker, samples, M numbers of keys
+//                for each merged table: ids, tables (32 bits), counts (32 bits)
+//                with compressed ids, for each: number of bytes; ids, tables and counts as packed numbers. 0 bytes:
+//                they are plain, since that is smaller
 //   part         step, worker; for each merged table: rate, number of floats, floats
 //                with compressed values: halves and exponents in place of floats
-//   void         step, worker
-//   status       the numbers of ServerStatus in their order, number of staleness counts, counts
+//   void         step, worker, cause
+//   status       the numbers of ServerStatus in their order; number of staleness counts, counts; samples
+//                lists with their number: losses, waits of workers, merged tables
+//                for each merged table: numbers, shares of its tables with their names
+// A text has its length first.
 // An answer to a lookup has the rows as floats, in the order of the keys, without sizes: the asker knows them. With
 // compressed values it has for each merged table: number of values, halves, exponents.
+// An answer to a part is empty, or the batch: its gradients were dropped, since they are not finite.
 
 #include "headway/hybrid/server_messages.hpp"
 
@@ -21,6 +27,8 @@
 #include "messages/words.hpp"
 
 #include <array>
+#include <concepts>
+#include <type_traits>
 
 namespace headway::hybrid {
 
@@ -29,7 +37,7 @@ namespace {
 using embedding::MergedTable;
 
 constexpr std::uint64_t kMostMergedTables = 1 << 12, kMostTables = 1 << 16, kMostKeys = std::uint64_t{1} << 31;
-constexpr std::uint64_t kMost32 = 0xffffffff;
+constexpr std::uint64_t kMost32 = 0xffffffff, kMostNameBytes = 1 << 12;
 constexpr std::uint64_t kCompressesIds = 1, kCompressesValues = 2;
 
 void write_options(WordWriter& to, MergedTable const& table) {
@@ -101,6 +109,13 @@ BatchId read_batch(WordReader& from) {
 
 /// The numbers of a status, in the order of the message.
 template <class Status>
+requires std::same_as<std::remove_const_t<Status>, TableStatus>
+auto numbers_of(Status& table) {
+  return std::array{&table.rows,     &table.cold_rows, &table.pending, &table.key_bytes, &table.row_bytes,
+                    &table.inserted, &table.evicted,   &table.expired, &table.refused,   &table.dropped_gradients};
+}
+template <class Status>
+requires std::same_as<std::remove_const_t<Status>, ServerStatus>
 auto numbers_of(Status& status) {
   return std::array{&status.generation,
                     &status.num_applied,
@@ -126,6 +141,12 @@ auto numbers_of(Status& status) {
 
 }  // namespace
 
+std::string_view to_string(LossCause cause) {
+  constexpr std::array<std::string_view, kNumLossCauses> kNames{"no_batch", "skipped",    "overflow",
+                                                                "refused",  "not_finite", "generation"};
+  return kNames.at(static_cast<std::size_t>(cause));
+}
+
 std::string to_string(BatchId batch) {
   return "batch of step " + std::to_string(batch.step) + ", worker " + std::to_string(batch.worker);
 }
@@ -136,6 +157,8 @@ Body encode_tables(std::span<MergedTable const> tables) {
   for (auto const& table : tables) {
     write_options(to, table);
     to.word(table.tables.size()).array(std::span<std::uint32_t const>(table.tables));
+    to.word(table.names.size());
+    for (auto const& name : table.names) to.text(name);
   }
   return to.take();
 }
@@ -149,6 +172,9 @@ std::vector<MergedTable> decode_tables(std::span<std::byte const> body) {
     auto const ids = from.array<std::uint32_t>(from.word_up_to(kMostTables, "the number of tables"));
     base::expects(!ids.empty(), "a merged table has no tables");
     table.tables.assign(ids.begin(), ids.end());
+    auto const num_names = from.word_up_to(kMostTables, "the number of names");
+    base::expects(num_names == 0 || num_names == ids.size(), "a merged table has not one name for each table");
+    for (std::uint64_t name = 0; name < num_names; ++name) table.names.push_back(from.text(kMostNameBytes, "a name"));
     tables.push_back(std::move(table));
   }
   from.expect_end();
@@ -201,8 +227,9 @@ std::size_t plain_bytes_of(std::size_t num_keys) {
 
 }  // namespace
 
-Body encode_lookup(BatchId batch, std::span<KeyList const> tables, Compression compression) {
+Body encode_lookup(BatchId batch, std::span<KeyList const> tables, std::uint64_t num_samples, Compression compression) {
   auto to = write_batch(batch);
+  to.word(num_samples);
   for (auto const& each : tables) to.word(each.ids.size());
   for (auto const& each : tables) {
     std::vector<std::byte> packed;
@@ -237,7 +264,8 @@ KeyList unpack_keys(std::span<std::byte const> packed, std::size_t size, Decoded
 DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables, Compression compression,
                             std::size_t most_keys) {
   WordReader from(body);
-  DecodedLookup lookup{.batch = read_batch(from), .tables = {}, .storage = {}};
+  DecodedLookup lookup{.batch = read_batch(from), .tables = {}};
+  lookup.num_samples = from.word_up_to(kMostKeys, "the number of samples");
   std::vector<std::uint64_t> sizes;
   for (std::size_t i = 0; i < num_tables; ++i) sizes.push_back(from.word_up_to(kMostKeys, "the number of keys"));
   std::size_t num_keys = 0;
@@ -341,10 +369,31 @@ BatchId decode_batch(std::span<std::byte const> body) {
   return batch;
 }
 
+Body encode_void(BatchId batch, LossCause cause) {
+  return write_batch(batch).word(static_cast<std::uint64_t>(cause)).take();
+}
+
+std::pair<BatchId, LossCause> decode_void(std::span<std::byte const> body) {
+  WordReader from(body);
+  BatchId const batch = read_batch(from);
+  auto const cause = enumerator(from, LossCause::kGeneration, "the cause of a void notice");
+  from.expect_end();
+  return {batch, cause};
+}
+
 Body encode_status(ServerStatus const& status) {
   WordWriter to;
   for (auto const* const number : numbers_of(status)) to.word(*number);
   to.word(status.staleness.size()).array(std::span<std::uint64_t const>(status.staleness));
+  to.word(status.samples).word(status.lost.size()).array(std::span<std::uint64_t const>(status.lost));
+  to.word(status.waits.size());
+  for (auto const& each : status.waits) to.word(each.num_lookups).word(each.nanoseconds);
+  to.word(status.tables.size());
+  for (auto const& table : status.tables) {
+    for (auto const* const number : numbers_of(table)) to.word(*number);
+    to.word(table.shares.size());
+    for (auto const& each : table.shares) to.text(each.table).word(each.num_samples).word(each.top_lookups);
+  }
   return to.take();
 }
 
@@ -355,6 +404,27 @@ ServerStatus decode_status(std::span<std::byte const> body) {
   auto const counts =
       from.array<std::uint64_t>(from.word_up_to(std::uint64_t{StepLedger::kMostStaleness} + 1, "the staleness"));
   status.staleness.assign(counts.begin(), counts.end());
+  status.samples = from.word();
+  auto const lost = from.array<std::uint64_t>(from.word_up_to(kNumLossCauses, "the number of causes"));
+  status.lost.assign(lost.begin(), lost.end());
+  auto const num_waits = from.word_up_to(StepLedger::kMostWorkers, "the number of workers");
+  for (std::uint64_t i = 0; i < num_waits; ++i) {
+    auto& each = status.waits.emplace_back();
+    each.num_lookups = from.word();
+    each.nanoseconds = from.word();
+  }
+  auto const num_tables = from.word_up_to(kMostMergedTables, "the number of merged tables");
+  for (std::uint64_t i = 0; i < num_tables; ++i) {
+    auto& table = status.tables.emplace_back();
+    for (auto* const number : numbers_of(table)) *number = from.word();
+    auto const num_shares = from.word_up_to(kMostTables, "the number of tables");
+    for (std::uint64_t share = 0; share < num_shares; ++share) {
+      auto& each = table.shares.emplace_back();
+      each.table = from.text(kMostNameBytes, "a name");
+      each.num_samples = from.word();
+      each.top_lookups = from.word();
+    }
+  }
   from.expect_end();
   return status;
 }

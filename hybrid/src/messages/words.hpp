@@ -11,6 +11,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -30,6 +31,10 @@ class WordWriter {
     if (!elements.empty()) std::memcpy(bytes_.data() + first, elements.data(), elements.size_bytes());
     std::fill(bytes_.begin() + static_cast<std::ptrdiff_t>(end), bytes_.end(), std::byte{0});
     return *this;
+  }
+  /// A text, after its length.
+  WordWriter& text(std::string_view value) {
+    return word(value.size()).array(std::span<char const>(value.data(), value.size()));
   }
   [[nodiscard]] Body take() { return std::move(bytes_); }
 
@@ -62,6 +67,11 @@ class WordReader {
     std::span<Element const> const elements(reinterpret_cast<Element const*>(bytes_.data()), count);
     bytes_ = bytes_.subspan(size);
     return elements;
+  }
+  /// A text of at most `most` bytes. @param name for the error
+  std::string text(std::uint64_t most, char const* name) {
+    auto const bytes = array<char>(word_up_to(most, name));
+    return {bytes.begin(), bytes.end()};
   }
   void expect_end() const { base::expects(bytes_.empty(), "a message is too long"); }
 

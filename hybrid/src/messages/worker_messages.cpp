@@ -2,16 +2,17 @@
 
 // Layout of the bodies, in words of 64 bits (words.hpp).
 //
-//   set up       length of the configuration, configuration (server_messages.cpp); number of features; for each: table,
-//   pooling,
-//                length of the name, name
+//   set up       length of the configuration, configuration (server_messages.cpp); number of features
+//                for each feature: table, pooling, length of the name, name
 //   submit       loader, number; for each feature: number of lists, of ids, and of weights; lengths, ids, weights
 //                with compressed ids: number of bytes and encoded lists (kernels/id_lists.hpp) in place of both
 //   fetch, read  loader, number, step, worker
+//   status       the numbers of WorkerStatus in their order; number of losses, losses; number of servers; for each:
+//                name, its numbers
 //   embeddings   number of features, bags of each; number of merged tables; for each: number of floats, floats
 //                with compressed values, for each merged table: number of bags, or 0 if all are distinct; number of
 //                bytes and packed indices of distinct bags; number of values, halves and exponents of distinct bags
-// Gradients, drops and generations are those of server_messages.cpp.
+// Gradients, drops (void notices) and generations are those of server_messages.cpp, also the answer to gradients.
 
 #include "headway/hybrid/worker_messages.hpp"
 
@@ -19,12 +20,14 @@
 #include "messages/words.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace headway::hybrid {
 
 namespace {
 
 constexpr std::uint64_t kMostFeatures = 1 << 16, kMostNameBytes = 1 << 12, kMostElements = std::uint64_t{1} << 31;
+constexpr std::uint64_t kMostServers = 1 << 16;
 
 BatchName read_name(WordReader& from) {
   BatchName name;
@@ -36,6 +39,26 @@ BatchName read_name(WordReader& from) {
 template <class Element>
 std::vector<Element> copy_of(std::span<Element const> elements) {
   return {elements.begin(), elements.end()};
+}
+
+auto numbers_of(auto& status) {
+  return std::array{&status.generation,
+                    &status.submitted,
+                    &status.fetched,
+                    &status.trained,
+                    &status.read,
+                    &status.dropped,
+                    &status.waiting_loaders,
+                    &status.buffered,
+                    &status.buffered_bytes,
+                    &status.in_flight,
+                    &status.loader_waits,
+                    &status.loader_wait_ns,
+                    &status.answered,
+                    &status.messages.plain_ids,
+                    &status.messages.sent_ids,
+                    &status.messages.plain_values,
+                    &status.messages.sent_values};
 }
 
 }  // namespace
@@ -266,6 +289,33 @@ Embeddings decode_embeddings(std::span<std::byte const> body, std::span<std::siz
   }
   from.expect_end();
   return embeddings;
+}
+
+Body encode_worker_status(WorkerStatus const& status) {
+  WordWriter to;
+  for (auto const* const number : numbers_of(status)) to.word(*number);
+  to.word(status.lost.size()).array(std::span<std::uint64_t const>(status.lost)).word(status.servers.size());
+  for (auto const& each : status.servers) {
+    to.text(each.name).word(each.num_last).word(each.last_ns).word(each.bytes_sent).word(each.bytes_received);
+  }
+  return to.take();
+}
+
+WorkerStatus decode_worker_status(std::span<std::byte const> body) {
+  WordReader from(body);
+  WorkerStatus status;
+  for (auto* const number : numbers_of(status)) *number = from.word();
+  status.lost = copy_of(from.array<std::uint64_t>(from.word_up_to(kNumLossCauses, "the number of causes")));
+  auto const num_servers = from.word_up_to(kMostServers, "the number of servers");
+  for (std::uint64_t i = 0; i < num_servers; ++i) {
+    auto& each = status.servers.emplace_back();
+    each.name = from.text(kMostNameBytes, "a name");
+    for (auto* const number : {&each.num_last, &each.last_ns, &each.bytes_sent, &each.bytes_received}) {
+      *number = from.word();
+    }
+  }
+  from.expect_end();
+  return status;
 }
 
 }  // namespace headway::hybrid

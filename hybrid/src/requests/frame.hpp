@@ -52,6 +52,11 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == kFirstBytes);
 
+/// Bytes that a message with this body has on its way.
+constexpr std::size_t message_bytes(std::size_t body_bytes) {
+  return kFirstBytes + (body_bytes > kInlineBytes ? body_bytes - kInlineBytes : 0);
+}
+
 /// Kind of the request that asks for the incarnation. Users' kinds have 32 bits.
 inline constexpr std::uint64_t kAskIncarnation = std::uint64_t{1} << 32;
 

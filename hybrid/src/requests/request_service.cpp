@@ -51,6 +51,7 @@ class RequestService::Impl {
 
   [[nodiscard]] comm::LinkListener const& listener() const { return listener_; }
   [[nodiscard]] std::uint64_t incarnation() const { return incarnation_; }
+  [[nodiscard]] RequestTraffic const& traffic() const { return *traffic_; }
   [[nodiscard]] std::size_t num_links() const {
     std::lock_guard const lock(mutex_);
     return links_.size();
@@ -73,7 +74,9 @@ class RequestService::Impl {
       }
       try {
         links_.push_back(std::make_unique<Responder>(
-            std::move(link), ResponderOptions{.incarnation = incarnation_, .max_body_bytes = options_.max_body_bytes},
+            std::move(link),
+            ResponderOptions{
+                .incarnation = incarnation_, .max_body_bytes = options_.max_body_bytes, .traffic = traffic_},
             handler_));
       } catch (std::exception const& error) {
         base::log(base::LogLevel::kWarning, "hybrid", 0, std::string("a link was not served: ") + error.what());
@@ -84,6 +87,7 @@ class RequestService::Impl {
   RequestServiceOptions const options_;
   Responder::Handler const handler_;
   std::uint64_t const incarnation_;
+  std::shared_ptr<RequestTraffic> const traffic_ = std::make_shared<RequestTraffic>();
   comm::LinkListener listener_;
   mutable std::mutex mutex_;
   std::list<std::unique_ptr<Responder>> links_;  ///< Guarded by mutex_.
@@ -95,6 +99,7 @@ RequestService::RequestService(RequestServiceOptions options, Responder::Handler
 RequestService::~RequestService() = default;
 std::string const& RequestService::address() const { return impl_->listener().address(); }
 std::uint64_t RequestService::incarnation() const { return impl_->incarnation(); }
+RequestTraffic const& RequestService::traffic() const { return impl_->traffic(); }
 std::size_t RequestService::num_links() const { return impl_->num_links(); }
 
 }  // namespace headway::hybrid

@@ -37,7 +37,8 @@ class Request::Origin {
 
   [[nodiscard]] comm::Group& link() { return *link_; }
 
-  void reply(std::uint64_t seq, std::uint64_t generation, ReplyCode code, Body body) {
+  void reply(std::uint64_t seq, std::uint64_t generation, std::uint64_t kind, ReplyCode code, Body body) {
+    if (options_.traffic != nullptr) options_.traffic->count_answer(kind, message_bytes(body.size()));
     FrameHeader const header{.seq = seq,
                              .generation = generation,
                              .incarnation = options_.incarnation,
@@ -58,6 +59,23 @@ class Request::Origin {
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
 };
 
+void RequestTraffic::count_request(std::uint64_t kind, std::size_t num_bytes) {
+  auto& of_kind = of_kinds_[index_of(kind)];
+  of_kind.num_requests.fetch_add(1, std::memory_order_relaxed);
+  of_kind.bytes_received.fetch_add(num_bytes, std::memory_order_relaxed);
+}
+
+void RequestTraffic::count_answer(std::uint64_t kind, std::size_t num_bytes) {
+  of_kinds_[index_of(kind)].bytes_sent.fetch_add(num_bytes, std::memory_order_relaxed);
+}
+
+RequestTraffic::Counts RequestTraffic::of(std::uint32_t kind) const {
+  auto const& of_kind = of_kinds_[index_of(kind)];
+  return {.num_requests = of_kind.num_requests.load(std::memory_order_relaxed),
+          .bytes_received = of_kind.bytes_received.load(std::memory_order_relaxed),
+          .bytes_sent = of_kind.bytes_sent.load(std::memory_order_relaxed)};
+}
+
 Request::Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, Body body,
                  std::shared_ptr<Origin> origin)
     : kind_(kind), generation_(generation), seq_(seq), body_(std::move(body)), origin_(std::move(origin)) {}
@@ -68,14 +86,14 @@ Request::~Request() {
 
 void Request::reply(Body body) {
   base::expects(origin_ != nullptr, "a request is answered once");
-  std::exchange(origin_, nullptr)->reply(seq_, generation_, ReplyCode::kOk, std::move(body));
+  std::exchange(origin_, nullptr)->reply(seq_, generation_, kind_, ReplyCode::kOk, std::move(body));
   body_ = {};
 }
 
 void Request::refuse(ReplyCode code, std::string_view text) {
   base::expects(origin_ != nullptr && code != ReplyCode::kOk, "a request is answered once");
   auto const bytes = std::as_bytes(std::span(text));
-  std::exchange(origin_, nullptr)->reply(seq_, generation_, code, {bytes.begin(), bytes.end()});
+  std::exchange(origin_, nullptr)->reply(seq_, generation_, kind_, code, {bytes.begin(), bytes.end()});
   body_ = {};
 }
 
@@ -160,6 +178,7 @@ class Responder::Impl {
   void answer(Incoming& incoming) {
     auto const& header = incoming.frame.header;
     auto const kind = static_cast<std::uint32_t>(header.kind);
+    if (options_.traffic != nullptr) options_.traffic->count_request(header.kind, message_bytes(incoming.body.size()));
     Request request(kind, header.generation, header.seq, std::move(incoming.body), origin_);
     if (header.kind == kAskIncarnation) {
       auto const bytes = std::as_bytes(std::span(&options_.incarnation, 1));

@@ -19,9 +19,8 @@
 //   Rows are read and trained by calls of ConcurrentTable, so no reader sees half an update.
 //   A request that throws has changed nothing. If an update throws, the server has failed and answers nothing more.
 // Threads: each link has one, and their requests share `requests_`. They hold `mutex_` while they look at steps and
-// batches,
-//   not while they use tables. One of them at a time applies steps (advance()). A generation begins, and tables are
-//   made, by a request that is alone.
+//   batches, not while they use tables. One of them at a time applies steps (advance()). A generation begins, and
+//   tables are made, by a request that is alone.
 // Complexity: O(K dim) for K keys of a request or a step. Memory: keys of the batches in the window, and parts that
 // wait.
 
@@ -30,6 +29,7 @@
 #include "headway/base/log.hpp"
 #include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/description.hpp"
+#include "server/server_meter.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -61,7 +61,9 @@ struct ParameterServer::Sums {
 };
 
 ParameterServer::ParameterServer(ParameterServerOptions options)
-    : options_(std::move(options)), device_(embedding::make_host_batch_device(options_.thread_pool)) {}
+    : options_(std::move(options)),
+      device_(embedding::make_host_batch_device(options_.thread_pool)),
+      meter_(std::make_unique<ServerMeter>()) {}
 ParameterServer::~ParameterServer() = default;
 
 void ParameterServer::handle(Request& request) {
@@ -116,6 +118,7 @@ void ParameterServer::handle_together(Request& request) {
       std::unique_lock lock(mutex_);
       ledger_->end_at(decode_batch(request.body()).step);
       request.reply({});
+      last_worker_.reset();
       return advance(lock);
     }
   }
@@ -152,6 +155,7 @@ void ParameterServer::configure(Request& request) {
     for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
     for (auto const& each : merged) dims_.push_back(each.options.dim);
     merged_ = std::move(merged);
+    meter_->set_tables(merged_);
     tables_ = std::move(tables);
     compression_ = compression;
     configuration_.assign(body.begin(), body.end());
@@ -188,7 +192,8 @@ void ParameterServer::begin_generation(Request& request) {
   constexpr std::uint64_t kMostSteps = std::numeric_limits<std::uint32_t>::max() - StepLedger::kMostStaleness;
   base::expects(options.first_step < kMostSteps - (1U << 20), "the first step is too large");
   counts_.staleness.resize(std::max<std::size_t>(counts_.staleness.size(), options.staleness + std::size_t{1}));
-  end_generation();
+  end_generation(saved_step_ == options.first_step);
+  meter_->begin_generation(options.num_workers);
   ledger_.emplace(std::move(ledger));
   generation_ = request.generation();
   token_ = token;
@@ -196,7 +201,7 @@ void ParameterServer::begin_generation(Request& request) {
   request.reply({});
 }
 
-void ParameterServer::end_generation() {
+void ParameterServer::end_generation(bool come_again) {
   auto const text = "generation " + std::to_string(generation_) + " has ended";
   for (auto* const held : {&held_, &held_voids_}) {
     for (auto& [id, waiting] : *held) waiting.refuse(ReplyCode::kOldGeneration, text);
@@ -205,8 +210,19 @@ void ParameterServer::end_generation() {
   if (held_save_) held_save_->second.refuse(ReplyCode::kOldGeneration, text);
   held_save_.reset();
   loaded_.reset();
-  counts_.void_generation += batches_.size();
+  auto num_lost = come_again_.size();  // Those that have not come.
+  come_again_.clear();
+  for (auto const& [id, batch] : batches_) {
+    if (come_again && batch->values.tables.empty()) {
+      come_again_.insert(id);
+    } else {
+      ++num_lost;
+    }
+  }
+  counts_.void_generation += num_lost;
+  meter_->end_generation(num_lost);
   batches_.clear();
+  saved_step_.reset();
 }
 
 void ParameterServer::begin_table_step(std::uint64_t num_applied) {
@@ -241,6 +257,7 @@ void ParameterServer::look_up(Request& request) {
   auto const batch = decoded.batch;
   expect_keys(to_string(batch), decoded.tables);
   auto made = std::make_shared<Batch>();
+  auto const share = meter_->count(decoded);
   auto const num_bytes = request.body().size();
   made->lookup = request.take_body();
   made->keys = std::move(decoded);
@@ -255,11 +272,16 @@ void ParameterServer::look_up(Request& request) {
   }
   entry->second = std::move(made);
   count_keys(num_bytes, entry->second->keys);
-  ++counts_.lookups;
+  if (come_again_.erase(id) == 0) {
+    ++counts_.lookups;
+    meter_->add(share);
+  }
   if (!ledger_->may_answer(batch.step)) {
     held_.emplace(id, std::move(request));
+    meter_->begin_hold(id);
     return;
   }
+  last_worker_ = batch.worker;
   answer(id, request, lock);
   advance(lock);  // In exact order, parts may have waited for this answer.
 }
@@ -404,9 +426,11 @@ void ParameterServer::take_part(Request& request) {
     ++counts_.parts;
   } else {
     ++counts_.void_not_finite;
+    meter_->count_loss(LossCause::kNotFinite);
     batches_.erase(id);
   }
-  request.reply({});
+  last_worker_ = id.second;
+  request.reply(is_finite ? Body{} : encode_batch({.step = id.first, .worker = id.second}));
   advance(lock);
 }
 
@@ -423,22 +447,26 @@ void ParameterServer::expect_rates(DecodedPart const& part) const {
 }
 
 void ParameterServer::take_void(Request& request) {
-  auto const batch = decode_batch(request.body());
+  auto const [batch, cause] = decode_void(request.body());
   std::unique_lock lock(mutex_);
   ledger_->add_part(batch.step, batch.worker);
   BatchKey const id{batch.step, batch.worker};
   if (auto const held = held_.find(id); held != held_.end()) {
     held->second.refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     held_.erase(held);
+    meter_->end_hold(id, std::nullopt);
   }
   batches_.erase(id);
+  come_again_.erase(id);
   ++counts_.voids;
+  meter_->count_loss(cause);
   // A worker without batches would run away from the others if its void notices were answered at once.
   if (ledger_->may_answer(batch.step)) {
     request.reply({});
   } else {
     held_voids_.emplace(id, std::move(request));
   }
+  last_worker_ = batch.worker;
   advance(lock);
 }
 
@@ -448,6 +476,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
   try {
     while (ledger_->may_apply()) {
       auto const step = ledger_->num_applied();
+      auto const by_worker = last_worker_;
       std::vector<std::shared_ptr<Batch>> batches;
       for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
         if (!each->second->values.tables.empty()) batches.push_back(each->second);
@@ -464,7 +493,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
       lock.lock();
       batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
       ledger_->finish_step();
-      answer_held(lock);
+      answer_held(by_worker, lock);
       write_if_due();
       ++num_advanced_;
       step_ended_.notify_all();
@@ -484,12 +513,13 @@ void ParameterServer::wait_for_step(std::unique_lock<std::mutex>& lock) const {
   step_ended_.wait(lock, [this, before = num_advanced_] { return !is_advancing_ || num_advanced_ > before; });
 }
 
-void ParameterServer::answer_held(std::unique_lock<std::mutex>& lock) {
+void ParameterServer::answer_held(std::optional<std::uint32_t> by_worker, std::unique_lock<std::mutex>& lock) {
   while (!held_voids_.empty() && ledger_->may_answer(held_voids_.begin()->first.first)) {
     held_voids_.extract(held_voids_.begin()).mapped().reply({});
   }
   while (!held_.empty() && ledger_->may_answer(held_.begin()->first.first)) {
     auto held = held_.extract(held_.begin());
+    meter_->end_hold(held.key(), by_worker);
     answer(held.key(), held.mapped(), lock);
   }
 }
@@ -546,7 +576,18 @@ ServerStatus ParameterServer::present_status() const {
     status.evicted += counts.evicted;
     status.refused += counts.refused;
     status.dropped_gradients += counts.dropped_gradients;
+    status.tables.push_back({.rows = size.rows,
+                             .cold_rows = size.cold_rows,
+                             .pending = size.pending,
+                             .key_bytes = size.key_bytes,
+                             .row_bytes = size.row_bytes,
+                             .inserted = counts.inserted,
+                             .evicted = counts.evicted,
+                             .expired = counts.expired,
+                             .refused = counts.refused,
+                             .dropped_gradients = counts.dropped_gradients});
   }
+  meter_->report(status);
   return status;
 }
 

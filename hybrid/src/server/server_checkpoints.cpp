@@ -39,6 +39,7 @@ void ParameterServer::save(Request& request) {
   base::expects(!held_save_.has_value(), "another checkpoint waits for its step");
   held_save_.emplace(save.step, std::move(request));
   ledger_->end_at(save.end);
+  last_worker_.reset();
   write_if_due();
   advance(lock);
 }
@@ -47,6 +48,7 @@ void ParameterServer::write_if_due() {
   if (!held_save_ || held_save_->first > ledger_->num_applied()) return;
   auto request = std::move(std::exchange(held_save_, std::nullopt)->second);
   auto const path = decode_save(request.body()).path;
+  saved_step_ = ledger_->num_applied();
   std::lock_guard const alone(table_calls_);  // Lookups ahead may be under way.
   try {
     request.reply(write_tables(path));
@@ -123,7 +125,7 @@ void ParameterServer::take_loaded(Request& request) {
   for (auto const& table : loaded->tables) {
     if (table != nullptr) table->resume_step(table_step, step);
   }
-  end_generation();
+  end_generation(false);
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     if (loaded->tables[merged] != nullptr) tables_[merged] = std::move(loaded->tables[merged]);
   }

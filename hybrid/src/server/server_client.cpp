@@ -45,9 +45,9 @@ void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Option
   static_cast<void>(ask(ServerRequest::kBeginGeneration, generation, encode_generation(options, token)));
 }
 
-Requester::CallPtr ServerClient::start_lookup(std::uint64_t generation, BatchId batch,
-                                              std::span<KeyList const> tables) {
-  return start(ServerRequest::kLookup, generation, encode_lookup(batch, tables, compression_));
+Requester::CallPtr ServerClient::start_lookup(std::uint64_t generation, BatchId batch, std::span<KeyList const> tables,
+                                              std::uint64_t num_samples) {
+  return start(ServerRequest::kLookup, generation, encode_lookup(batch, tables, num_samples, compression_));
 }
 
 std::optional<std::vector<float>> ServerClient::wait_rows(Requester::Call& lookup, milliseconds timeout) {
@@ -63,8 +63,8 @@ Requester::CallPtr ServerClient::start_part(std::uint64_t generation, BatchId ba
   return start(ServerRequest::kPart, generation, encode_part(batch, tables, half_dims_));
 }
 
-Requester::CallPtr ServerClient::start_void(std::uint64_t generation, BatchId batch) {
-  return start(ServerRequest::kVoid, generation, encode_batch(batch));
+Requester::CallPtr ServerClient::start_void(std::uint64_t generation, BatchId batch, LossCause cause) {
+  return start(ServerRequest::kVoid, generation, encode_void(batch, cause));
 }
 
 void ServerClient::finish(Requester::Call& call) {
@@ -82,7 +82,7 @@ std::vector<float> ServerClient::read(std::span<KeyList const> tables) {
 }
 
 Body ServerClient::read_answer(std::span<KeyList const> tables) {
-  return ask(ServerRequest::kRead, 0, encode_lookup({}, tables, compression_));
+  return ask(ServerRequest::kRead, 0, encode_lookup({}, tables, 0, compression_));
 }
 
 void ServerClient::end_at(std::uint64_t generation, std::uint64_t step) {

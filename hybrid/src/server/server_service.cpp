@@ -2,6 +2,8 @@
 
 #include "headway/hybrid/server_service.hpp"
 
+#include "server/server_metrics.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -21,5 +23,9 @@ ParameterServerOptions with_rows_limit(ParameterServerOptions options, std::size
 ServerService::ServerService(ServerServiceOptions options)
     : server_(with_rows_limit(std::move(options.server), options.service.max_body_bytes)),
       service_(std::move(options.service), [this](Request& request) { server_.handle(request); }) {}
+
+std::vector<base::MetricFamily> ServerService::metrics() const {
+  return metrics_of(status(), service_.traffic(), num_links());
+}
 
 }  // namespace headway::hybrid

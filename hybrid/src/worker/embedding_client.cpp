@@ -19,8 +19,10 @@
 #include "headway/hybrid/embedding_client.hpp"
 
 #include "headway/base/status.hpp"
+#include "headway/hybrid/stopwatch.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <iterator>
 #include <optional>
@@ -31,6 +33,13 @@ namespace headway::hybrid {
 using embedding::RoutedBatch;
 
 namespace {
+
+/// Samples of a batch: lists of its features.
+std::uint64_t num_samples_of(std::span<embedding::Feature const> features) {
+  std::size_t most = 0;
+  for (auto const& each : features) most = std::max(most, each.lengths.size);
+  return most;
+}
 
 /// Time until then, at least 1 ms.
 std::chrono::milliseconds left_until(comm::Deadline until) {
@@ -53,6 +62,8 @@ struct EmbeddingClient::Batch {
   std::vector<AtServer> servers{};
   bool has_rows = false;   ///< All servers have sent theirs.
   bool has_ended = false;  ///< It has returned gradients, or is void.
+  bool is_finite = true;   ///< No server has dropped its gradients.
+  std::optional<std::size_t> last_missing{};
 };
 
 template <class Call>
@@ -102,6 +113,7 @@ EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<emb
       device_(embedding::make_host_batch_device(std::move(thread_pool))),
       compression_(compression) {
   base::expects(!servers_.empty(), "hybrid training needs at least one parameter server");
+  waited_.resize(servers_.size());
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
     dims_.push_back(tables_[merged].options.dim);
     for (auto const table : tables_[merged].tables) {
@@ -163,16 +175,25 @@ void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> f
   auto made = std::make_unique<Batch>();
   made->keys = route(features);
   made->servers.resize(servers_.size());
+  auto const num_samples = num_samples_of(features);
   auto& entry = *batches_.emplace(std::pair(batch.worker, batch.step), std::move(made)).first->second;
   at_each_server([&](std::size_t server, ServerClient& client) {
-    entry.servers[server].lookup = client.start_lookup(generation_, batch, keys_of(*entry.keys, server));
+    entry.servers[server].lookup = client.start_lookup(generation_, batch, keys_of(*entry.keys, server), num_samples);
   });
 }
 
 bool EmbeddingClient::is_ready(BatchId batch) {
   auto& entry = at(batch);
   if (entry.has_rows) return true;
-  return have_answered(entry, &Batch::AtServer::lookup);
+  bool have_all = true;
+  for (std::size_t server = 0; server < entry.servers.size(); ++server) {
+    auto const& lookup = entry.servers[server].lookup;
+    if (lookup == nullptr) continue;
+    if (at_server(server, [&](ServerClient& client) { return client.requester().test(*lookup); })) continue;
+    entry.last_missing = server;
+    have_all = false;
+  }
+  return have_all;
 }
 
 void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
@@ -187,6 +208,7 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto& of_server = entry.servers[server];
     if (of_server.has_rows) continue;
+    Stopwatch const stopwatch(waited_[server]);
     at_server(server, [&](ServerClient& client) {
       if (of_server.lookup == nullptr) {
         throw base::OperationError({base::StatusCode::kAborted, to_string(batch) + ": it could not be sent"});
@@ -251,7 +273,7 @@ void EmbeddingClient::return_gradients(BatchId batch, std::span<Gradients const>
   });
 }
 
-void EmbeddingClient::drop(BatchId batch) {
+void EmbeddingClient::drop(BatchId batch, LossCause cause) {
   base::expects(generation_ > 0, "no generation has begun");
   base::expects(batch.worker < StepLedger::kMostWorkers, to_string(batch) + ": there is no such worker");
   auto& found = batches_[{batch.worker, batch.step}];
@@ -266,7 +288,7 @@ void EmbeddingClient::drop(BatchId batch) {
   entry.has_ended = true;
   at_each_server([&](std::size_t server, ServerClient& client) {
     auto& of_server = entry.servers[server];
-    if (is_open(of_server)) of_server.part = client.start_void(generation_, batch);
+    if (is_open(of_server)) of_server.part = client.start_void(generation_, batch, cause);
   });
 }
 
@@ -275,7 +297,7 @@ bool EmbeddingClient::is_finished(BatchId batch) {
   return have_answered(entry, &Batch::AtServer::part);
 }
 
-void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
+bool EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   base::expects(entry.has_ended, to_string(batch) + ": it has no gradients, and is not void");
   auto const until = comm::deadline_after(timeout_);
@@ -286,13 +308,15 @@ void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     auto& of_server = entry.servers[server];
     if (of_server.is_taken) continue;
+    Stopwatch const stopwatch(waited_[server]);
     at_server(server, [&](ServerClient& client) {
       if (of_server.part == nullptr) {
         throw base::OperationError({base::StatusCode::kAborted, to_string(batch) + ": its gradients were not sent"});
       }
       try {
-        static_cast<void>(client.requester().await(*of_server.part, left_until(until),
-                                                   to_string(batch) + ": its gradients were not taken", look));
+        auto const dropped = client.requester().await(*of_server.part, left_until(until),
+                                                      to_string(batch) + ": its gradients were not taken", look);
+        entry.is_finite = entry.is_finite && dropped.empty();
       } catch (RequestRefused const&) {
         of_server.part = nullptr;  // drop() can end it there.
         throw;
@@ -301,7 +325,9 @@ void EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
     of_server.part = nullptr;
     of_server.is_taken = true;
   }
+  bool const is_finite = entry.is_finite;
   batches_.erase({batch.worker, batch.step});
+  return is_finite;
 }
 
 RoutedBatch EmbeddingClient::read(std::span<embedding::Feature const> features) {
@@ -326,5 +352,21 @@ std::vector<ServerStatus> EmbeddingClient::status() {
   }
   return all;
 }
+
+std::vector<EmbeddingClient::ServerUse> EmbeddingClient::uses() const {
+  std::vector<ServerUse> all;
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    auto& link = servers_[server].client->requester().link();
+    auto const stats = link.monitor().stats();
+    auto const& peer = stats.peers.at(static_cast<std::size_t>(1 - link.rank()));
+    all.push_back({.name = servers_[server].name,
+                   .waited = waited_[server],
+                   .bytes_sent = peer.bytes_sent,
+                   .bytes_received = peer.bytes_received});
+  }
+  return all;
+}
+
+std::optional<std::size_t> EmbeddingClient::last_missing(BatchId batch) const { return at(batch).last_missing; }
 
 }  // namespace headway::hybrid

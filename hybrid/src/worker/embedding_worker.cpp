@@ -6,8 +6,7 @@
 //   submit     a loader sends its ids, which are buffered. Beyond the limit in bytes the answer waits, and with it the
 //              loader.
 //   fetch      a dense worker takes it for a step: its keys go to the servers. The answer, embeddings of its bags,
-//   waits
-//              until the servers have answered, that is until the staleness allows.
+//              waits until the servers have answered, that is until the staleness allows.
 //   gradients  of the bags are added by key, and go to the servers. The answer waits until all have taken them. Or
 //   drop:
 //              void notices go instead, also for a step without a batch.
@@ -61,6 +60,7 @@ class EmbeddingWorker::Impl {
     std::lock_guard const lock(mutex_);
     auto const kind = static_cast<WorkerRequest>(request.kind());
     if (kind == WorkerRequest::kSetUp) return set_up(request);
+    if (kind == WorkerRequest::kStatus) return request.reply(encode_worker_status(status_locked()));
     base::expects(request.kind() > 0 && request.kind() <= static_cast<std::uint32_t>(WorkerRequest::kEndAt),
                   "an embedding worker has no requests of kind " + std::to_string(request.kind()));
     base::expects(client_ != nullptr, "the embedding worker has no tables yet");
@@ -93,17 +93,14 @@ class EmbeddingWorker::Impl {
     }
   }
 
-  [[nodiscard]] Counts counts() const {
+  [[nodiscard]] WorkerStatus status() const {
     std::lock_guard const lock(mutex_);
-    Counts counts = counts_;
-    counts.buffered = buffered_.size();
-    counts.buffered_bytes = num_bytes_;
-    counts.waiting_loaders = loaders_.size();
-    return counts;
+    return status_locked();
   }
 
  private:
   using Key = std::pair<std::uint32_t, std::uint64_t>;  ///< Worker, step.
+  using Clock = std::chrono::steady_clock;
 
   /// Ids of a batch, as they came.
   struct Buffered {
@@ -116,7 +113,41 @@ class EmbeddingWorker::Impl {
     std::vector<std::uint64_t> num_bags;  ///< (features)
     std::optional<Request> fetch;         ///< Until its rows have come.
     std::optional<Request> end;           ///< Gradients or drop, until servers have taken them.
+    bool has_batch = false;               ///< A step without a batch may be dropped, too.
+    std::optional<LossCause> loss{};      ///< It was dropped.
+    Clock::time_point since = Clock::now();
   };
+  /// A batch without room, and its loader.
+  struct WaitingLoader {
+    Request request;
+    Clock::time_point since = Clock::now();
+  };
+
+  static std::uint64_t nanoseconds_since(Clock::time_point since) {
+    auto const elapsed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since);
+    return static_cast<std::uint64_t>(elapsed.count());
+  }
+
+  [[nodiscard]] WorkerStatus status_locked() const {
+    WorkerStatus status = counts_;
+    status.generation = generation_;
+    status.buffered = buffered_.size();
+    status.buffered_bytes = num_bytes_;
+    status.waiting_loaders = loaders_.size();
+    for (auto const& each : loaders_) status.loader_wait_ns += nanoseconds_since(each.since);
+    for (auto const& [key, each] : fetched_) status.in_flight += each.has_batch ? 1 : 0;
+    if (client_ == nullptr) return status;
+    auto const uses = client_->uses();
+    for (std::size_t server = 0; server < uses.size(); ++server) {
+      auto& of_server = status.servers[server];
+      of_server.name = uses[server].name;
+      of_server.bytes_sent = uses[server].bytes_sent;
+      of_server.bytes_received = uses[server].bytes_received;
+    }
+    return status;
+  }
+
+  void count_loss(LossCause cause) { ++counts_.lost[static_cast<std::size_t>(cause)]; }
 
   void set_up(Request& request) {
     auto const body = request.body();
@@ -142,6 +173,7 @@ class EmbeddingWorker::Impl {
     compression_ = compression;
     if (compression.values) half_dims_ = dims_;
     client_ = std::move(client);
+    counts_.servers.resize(client_->uses().size());
     request.reply({});
   }
 
@@ -157,7 +189,11 @@ class EmbeddingWorker::Impl {
         for (auto* const waiting : {&each.fetch, &each.end}) {
           if (*waiting) (*waiting)->refuse(ReplyCode::kOldGeneration, "a later generation has begun");
         }
-        put_back(each);
+        if (each.name) {
+          put_back(each);
+        } else if (each.has_batch) {
+          count_loss(each.loss.value_or(LossCause::kGeneration));
+        }
       }
       fetched_.clear();
       generation_ = request.generation();
@@ -181,8 +217,10 @@ class EmbeddingWorker::Impl {
     counts_.messages.sent_ids += request.body().size();
     counts_.messages.plain_ids += request.body().size() + static_cast<std::uint64_t>(submit.saved_bytes);
     last_numbers_.insert_or_assign(name.loader, name.number);
+    ++counts_.submitted;
     if (num_bytes_ > 0 && num_bytes_ + request.body().size() > options_.max_buffer_bytes) {
-      loaders_.push_back(std::move(request));
+      loaders_.push_back({.request = std::move(request)});
+      ++counts_.loader_waits;
       return;
     }
     buffer(name, request);
@@ -201,7 +239,6 @@ class EmbeddingWorker::Impl {
     auto const body = request.body();
     buffered_.emplace(name, Buffered{.body = {body.begin(), body.end()}});
     num_bytes_ += body.size();
-    ++counts_.submitted;
     request.reply({});
   }
 
@@ -247,10 +284,11 @@ class EmbeddingWorker::Impl {
     num_bytes_ -= num_bytes;
     buffered_.erase(name);
     while (!loaders_.empty() &&
-           (num_bytes_ == 0 || num_bytes_ + loaders_.front().body().size() <= options_.max_buffer_bytes)) {
+           (num_bytes_ == 0 || num_bytes_ + loaders_.front().request.body().size() <= options_.max_buffer_bytes)) {
       auto next = std::move(loaders_.front());
       loaders_.pop_front();
-      buffer(decode_submit_name(next.body()), next);
+      counts_.loader_wait_ns += nanoseconds_since(next.since);
+      buffer(decode_submit_name(next.request.body()), next.request);
     }
   }
 
@@ -261,11 +299,12 @@ class EmbeddingWorker::Impl {
     base::expects(!fetched_.contains(key), to_string(batch) + ": it has a batch");
     take_buffered(name, [&, batch_name = name](std::span<embedding::Feature const> features, Buffered& buffered) {
       client_->start(batch, features);
-      auto& entry = fetched_[key];
-      entry.num_bags = num_bags_of(features);
-      entry.name = batch_name;
-      entry.body = std::move(buffered.body);
-      entry.fetch.emplace(std::move(request));
+      fetched_.emplace(key, Fetched{.name = batch_name,
+                                    .body = std::move(buffered.body),
+                                    .num_bags = num_bags_of(features),
+                                    .fetch = std::move(request),
+                                    .end = {},
+                                    .has_batch = true});
     });
     ++counts_.fetched;
     changed_.notify_all();
@@ -319,7 +358,6 @@ class EmbeddingWorker::Impl {
     client_->return_gradients(part.batch, gradients);
     counts_.messages.sent_values += request.body().size();
     counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(saved_bytes);
-    ++counts_.trained;
     entry.end.emplace(std::move(request));
     entry.name.reset();
     entry.body = {};
@@ -327,10 +365,12 @@ class EmbeddingWorker::Impl {
   }
 
   void drop(Request& request) {
-    auto const batch = decode_batch(request.body());
+    auto const [of_step, cause] = decode_void(request.body());
+    auto const batch = of_step;
     fetched_.try_emplace({batch.worker, batch.step});  // A dense worker without a batch may drop its step.
     auto& entry = fetched(batch);
-    client_->drop(batch);
+    client_->drop(batch, cause);
+    entry.loss = cause;
     if (entry.fetch)
       std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     ++counts_.dropped;
@@ -371,19 +411,36 @@ class EmbeddingWorker::Impl {
     try {
       if (entry.end) {
         if (!client_->is_finished(batch)) return false;
-        client_->finish(batch);
-        entry.end->reply({});
+        bool const is_finite = client_->finish(batch);
+        count_end(entry, is_finite);
+        entry.end->reply(is_finite ? Body{} : encode_batch(batch));
         return true;
       }
       if (!client_->is_ready(batch)) return false;
       client_->wait(batch);
       auto const embeddings = embeddings_of(batch, entry.num_bags);
+      count_answer(entry, client_->last_missing(batch));
       reply(*entry.fetch, embeddings);
       entry.fetch.reset();
     } catch (std::exception const& error) {
       std::exchange(waiting, std::nullopt)->refuse(ReplyCode::kFailed, error.what());
     }
     return false;
+  }
+
+  void count_end(Fetched const& entry, bool is_finite) {
+    if (!entry.has_batch) return;
+    if (entry.loss) return count_loss(*entry.loss);
+    if (!is_finite) return count_loss(LossCause::kNotFinite);
+    ++counts_.trained;
+  }
+
+  void count_answer(Fetched const& entry, std::optional<std::size_t> last_server) {
+    ++counts_.answered;
+    if (!last_server) return;
+    auto& of_server = counts_.servers[*last_server];
+    ++of_server.num_last;
+    of_server.last_ns += nanoseconds_since(entry.since);
   }
 
   [[nodiscard]] Embeddings embeddings_of(BatchId batch, std::vector<std::uint64_t> const& num_bags) {
@@ -423,15 +480,15 @@ class EmbeddingWorker::Impl {
   std::map<BatchName, Buffered> buffered_;
   std::map<std::uint64_t, std::uint64_t> last_numbers_;  ///< Number of the last batch of each loader.
   std::size_t num_bytes_ = 0;                            ///< Bodies of buffered_.
-  std::deque<Request> loaders_;                          ///< Submitted, and without room.
+  std::deque<WaitingLoader> loaders_;                    ///< Submitted, and without room.
   std::map<Key, Fetched> fetched_;
-  Counts counts_;
+  WorkerStatus counts_{.lost = std::vector<std::uint64_t>(kNumLossCauses)};
   std::jthread waiter_;
 };
 
 EmbeddingWorker::EmbeddingWorker(EmbeddingWorkerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 EmbeddingWorker::~EmbeddingWorker() = default;
 void EmbeddingWorker::handle(Request& request) { impl_->handle(request); }
-EmbeddingWorker::Counts EmbeddingWorker::counts() const { return impl_->counts(); }
+WorkerStatus EmbeddingWorker::status() const { return impl_->status(); }
 
 }  // namespace headway::hybrid

@@ -75,12 +75,12 @@ Requester::CallPtr WorkerClient::start_gradients(std::uint64_t generation, Batch
   return start(WorkerRequest::kGradients, generation, encode_part(batch, parts, half_dims_));
 }
 
-Requester::CallPtr WorkerClient::start_drop(std::uint64_t generation, BatchId batch) {
-  return start(WorkerRequest::kDrop, generation, encode_batch(batch));
+Requester::CallPtr WorkerClient::start_drop(std::uint64_t generation, BatchId batch, LossCause cause) {
+  return start(WorkerRequest::kDrop, generation, encode_void(batch, cause));
 }
 
-void WorkerClient::finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting) {
-  static_cast<void>(await(end, to_string(batch) + ": its gradients were not taken", while_waiting));
+bool WorkerClient::finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting) {
+  return await(end, to_string(batch) + ": its gradients were not taken", while_waiting).empty();
 }
 
 Embeddings WorkerClient::read(BatchName name, WhileWaiting const& while_waiting) {
@@ -91,6 +91,11 @@ Embeddings WorkerClient::read(BatchName name, WhileWaiting const& while_waiting)
 void WorkerClient::end_at(std::uint64_t generation, std::uint64_t step) {
   auto const call = start(WorkerRequest::kEndAt, generation, encode_batch({.step = step}));
   static_cast<void>(await(*call, "the end was not taken"));
+}
+
+WorkerStatus WorkerClient::status() {
+  auto const call = start(WorkerRequest::kStatus, 0, {});
+  return decode_worker_status(await(*call, "it did not tell its status"));
 }
 
 }  // namespace headway::hybrid

@@ -2,8 +2,8 @@
 """The command ``headway hybrid``: roles of a hybrid training, from one configuration file.
 
 ``run`` starts and watches all roles on this host. The dense workers run a script, or without one ``headway train`` by
-the same file. ``ps`` becomes one parameter server, as Kubernetes, Slurm or systemd start it. ``status`` asks the
-servers for their state.
+the same file. ``ps`` becomes one parameter server, as Kubernetes, Slurm or systemd start it. ``status`` asks servers
+and embedding workers for their state.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headway._hybrid import ServerStatus, query_status
+from headway._hybrid import ServerStatus, WorkerStatus, query_status, query_worker_status
 from headway.cli.built_programs import program_path
 from headway.cli.one_line_parser import OneLineParser
 from headway.config_files import ConfigError, read_toml
@@ -55,14 +55,18 @@ def main(argv: Sequence[str]) -> int:
     run = commands.add_parser("run", help="start and watch all roles on this host")
     ps = commands.add_parser("ps", help="become one parameter server")
     worker = commands.add_parser("worker", help="become one embedding worker")
-    status = commands.add_parser("status", help="show the state of the servers")
+    status = commands.add_parser("status", help="show the state of servers and embedding workers")
     for each in (run, ps, worker, status):
         each.add_argument("config", type=Path, help="TOML file")
     run.add_argument("--workers", type=int, default=1, metavar="N", help="dense workers (default: 1)")
     for role, section in ((ps, "servers"), (worker, "workers")):
         role.add_argument("--index", type=int, required=True, help=f"of its address in {section}.addresses")
         role.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
-    status.add_argument("--json", action="store_true", help="one JSON line per server")
+        role.add_argument("--metrics", metavar="HOST:PORT", help="for Prometheus (default: as [metrics] says)")
+    status.add_argument("--json", action="store_true", help="one JSON line per server and embedding worker")
+    status.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds over which rates are measured (default: 1)"
+    )
     run.usage = (
         "headway hybrid run CONFIG.toml [--workers N] -- SCRIPT.py [argument ...]\n"
         "       headway hybrid run CONFIG.toml [--workers N] [-- option of headway train ...]"
@@ -80,10 +84,13 @@ def main(argv: Sequence[str]) -> int:
         if not 0 <= options.index < len(addresses):
             parser.error(f"--index must be from 0 to {len(addresses) - 1}, not {options.index}")
         command_of = server_command if is_server else worker_command
-        command = command_of(config, options.listen or addresses[options.index])
+        metrics = options.metrics or config.metrics_address("server" if is_server else "worker", options.index)
+        command = command_of(config, options.listen or addresses[options.index], metrics)
         os.execv(command[0], command)
     if options.command == "status":
-        return _print_status(config, as_json=options.json)
+        if not 0 <= options.interval <= 3600:
+            parser.error(f"--interval must be from 0 to 3600, not {options.interval:g}")
+        return _print_status(config, as_json=options.json, interval_s=options.interval)
     if options.workers < 1:
         parser.error(f"--workers must be from 1, not {options.workers}")
     has_script = bool(arguments) and not arguments[0].startswith("-")
@@ -110,8 +117,8 @@ def train_command(config: Path, options: Sequence[str], *, num_workers: int) -> 
     return [sys.executable, "-m", "headway_launcher", "train", str(config), "--ranks", str(num_workers), *options]
 
 
-def server_command(config: HybridConfig, address: str) -> list[str]:
-    """Returns the command of a server that listens at ``address``."""
+def server_command(config: HybridConfig, address: str, metrics: str | None) -> list[str]:
+    """Returns the command of a server that listens at ``address``, and for Prometheus at ``metrics``."""
     return [
         str(program_path("headway-ps")),
         *("--address", address),
@@ -119,11 +126,12 @@ def server_command(config: HybridConfig, address: str) -> list[str]:
         *("--threads", str(config.servers.threads)),
         *("--max-request-mib", str(config.servers.max_request_mib)),
         *("--strict", str(int(config.servers.strict))),
+        *(("--metrics", metrics) if metrics else ()),
     ]
 
 
-def worker_command(config: HybridConfig, address: str) -> list[str]:
-    """Returns the command of an embedding worker that listens at ``address``."""
+def worker_command(config: HybridConfig, address: str, metrics: str | None) -> list[str]:
+    """Returns the command of an embedding worker that listens at ``address``, and for Prometheus at ``metrics``."""
     return [
         str(program_path("headway-embedding-worker")),
         *("--servers", ",".join(config.servers.addresses)),
@@ -134,6 +142,7 @@ def worker_command(config: HybridConfig, address: str) -> list[str]:
         *("--connect-timeout", str(round(config.job.connect_timeout_s * 1000))),
         *("--max-request-mib", str(config.servers.max_request_mib)),
         *("--buffer-mib", str(config.workers.buffer_mib)),
+        *(("--metrics", metrics) if metrics else ()),
     ]
 
 
@@ -145,29 +154,86 @@ def checkpoints_of_train(options: Sequence[str]) -> Path:
     return out / "checkpoints"
 
 
-def _print_status(config: HybridConfig, *, as_json: bool) -> int:
-    """Prints a line for each server; returns 1 if one does not answer."""
-    result = 0
-    for index, address in enumerate(config.servers.addresses):
-        try:
-            status = query_status(address, job=config.job.name, timeout_s=_STATUS_TIMEOUT_S)
-        except (RuntimeError, ValueError) as error:
-            print(f"headway hybrid: server {index} at {address}: {' '.join(str(error).split())}", file=sys.stderr)
-            result = 1
+def _print_status(config: HybridConfig, *, as_json: bool, interval_s: float) -> int:
+    """Prints a line for each server and embedding worker; returns 1 if one does not answer."""
+    roles = [(f"server {index}", address, _server_fields) for index, address in enumerate(config.servers.addresses)]
+    roles += [(f"worker {index}", address, _worker_fields) for index, address in enumerate(config.workers.addresses)]
+    before = {name: _ask(name, address, fields_of, config) for name, address, fields_of in roles}
+    if interval_s > 0:
+        time.sleep(interval_s)
+    is_complete = True
+    for name, address, fields_of in roles:
+        first = before[name]
+        fields = first if first is None or interval_s == 0 else _ask(name, address, fields_of, config)
+        if first is None or fields is None:
+            is_complete = False
             continue
-        fields = {"server": index, "address": address, **_fields_of(status)}
+        kind, index = name.split()
+        if interval_s > 0:
+            elapsed_s = fields["asked_at"] - first["asked_at"]
+            for each in _RATES[kind]:
+                fields[f"{each}_per_s"] = round((fields[each] - first[each]) / elapsed_s, 1)
+        del fields["asked_at"]
         if as_json:
-            print(json.dumps(fields))
+            print(json.dumps({kind: int(index), "address": address, **fields}))
         else:
-            print("  ".join(f"{name} {value}" for name, value in fields.items()))
-    return result
+            print(f"{name} at {address}:")
+            print("".join(f"  {key}: {_text_of(value)}\n" for key, value in fields.items()), end="")
+    return 0 if is_complete else 1
 
 
-def _fields_of(status: ServerStatus) -> dict[str, Any]:
-    names = ("generation", "num_applied", "lookups", "reads", "parts", "voids", "held", "void_not_finite",
-             "void_generation", "rows", "cold_rows", "pending", "bytes", "evicted", "refused", "dropped_gradients",
-             "plain_id_bytes", "sent_id_bytes", "plain_value_bytes", "sent_value_bytes", "staleness")  # fmt: skip
+#: Bytes of messages, without their compression and as they were sent.
+_MESSAGE_BYTES = ("plain_id_bytes", "sent_id_bytes", "plain_value_bytes", "sent_value_bytes")
+#: Counters of which rates are shown.
+_RATES = {"server": ("num_applied", "samples", "lookups", "parts"), "worker": ("submitted", "trained", "read")}
+
+
+def _ask(
+    name: str, address: str, fields_of: Callable[[str, HybridConfig], dict[str, Any]], config: HybridConfig
+) -> dict[str, Any] | None:
+    """Returns the state of a role; None: it does not answer, which is told on stderr."""
+    try:
+        fields = fields_of(address, config)
+    except (RuntimeError, ValueError) as error:
+        print(f"headway hybrid: {name} at {address}: {' '.join(str(error).split())}", file=sys.stderr)
+        return None
+    return {**fields, "asked_at": time.monotonic()}
+
+
+def _server_fields(address: str, config: HybridConfig) -> dict[str, Any]:
+    status: ServerStatus = query_status(address, job=config.job.name, timeout_s=_STATUS_TIMEOUT_S)
+    names = ("generation", "num_applied", "lookups", "reads", "samples", "parts", "voids", "lost", "held", "rows",
+             "cold_rows", "pending", "bytes", "evicted", "refused", "dropped_gradients", *_MESSAGE_BYTES,
+             "staleness")  # fmt: skip
+    fields = {name: getattr(status, name) for name in names}
+    fields["waited_for"] = [{"lookups": count, "seconds": round(seconds, 6)} for count, seconds in status.waits]
+    fields["alpha"] = {
+        name: round(top / max(1, status.samples), 6)
+        for table in status.tables
+        for name, top in table["top_lookups"].items()
+    }
+    fields["tables"] = {
+        "+".join(table["top_lookups"]): {name: value for name, value in table.items() if name != "top_lookups"}
+        for table in status.tables
+    }
+    return fields
+
+
+def _worker_fields(address: str, config: HybridConfig) -> dict[str, Any]:
+    status: WorkerStatus = query_worker_status(address, job=config.job.name, timeout_s=_STATUS_TIMEOUT_S)
+    names = ("generation", "submitted", "fetched", "trained", "read", "dropped", "lost", "waiting_loaders", "buffered",
+             "buffered_bytes", "in_flight", "loader_waits", "loader_wait_s", "answered", *_MESSAGE_BYTES,
+             "servers")  # fmt: skip
     return {name: getattr(status, name) for name in names}
+
+
+def _text_of(value: Any) -> str:
+    """Returns a value in one line; a dictionary without its zeros."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text_of(each)}" for name, each in value.items() if each) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(_text_of, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class _EndSignal:
@@ -224,7 +290,8 @@ def _run_roles(
                 ("embedding worker", config.workers.addresses, worker_command),
             ):
                 for index, address in enumerate(addresses):
-                    process = _start(command_of(config, address), environ, stdout=subprocess.DEVNULL)
+                    metrics = config.metrics_address("server" if command_of is server_command else "worker", index)
+                    process = _start(command_of(config, address, metrics), environ, stdout=subprocess.DEVNULL)
                     servers.append(_Role(f"{kind} {index} at {address}", process))
         workers = _Role("the dense workers", _start(workers_command, environ, stderr=subprocess.PIPE))
         errors = _ErrorOutput(workers.process)

@@ -27,6 +27,7 @@ from headway._hybrid import ServerStatus
 from headway.config_files import ConfigError
 from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
+from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.batches import Batch, batches
 from headway.hybrid.checkpoints import Checkpoint, Checkpoints
 from headway.hybrid.config import HybridConfig
@@ -35,6 +36,7 @@ from headway.hybrid.tables import HybridBatch, HybridTables
 
 __all__ = [
     "Batch",
+    "BatchCounts",
     "BatchRef",
     "Checkpoint",
     "Checkpoints",

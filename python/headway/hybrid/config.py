@@ -111,6 +111,20 @@ class CompressionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """Pages for Prometheus, at ``http://HOST:PORT/metrics``. They need prometheus-cpp when the programs are built.
+
+    Attributes:
+        host: numeric address at which roles listen for Prometheus.
+        port: of parameter server 0; server i has the port + i, and embedding worker i the port + servers + i. 0: there
+            are no pages. ``headway hybrid ps`` and ``worker`` take other addresses by ``--metrics``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class HybridConfig:
     """All settings.
 
@@ -119,7 +133,7 @@ class HybridConfig:
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
         staleness: steps; used with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
-        job, servers, workers, compression: sections; ``local`` uses none of them.
+        job, servers, workers, compression, metrics: sections; ``local`` uses none of them.
         checkpoints: section.
     """
 
@@ -131,6 +145,7 @@ class HybridConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     @classmethod
     def load(cls, path: str | Path) -> HybridConfig:
@@ -173,12 +188,22 @@ class HybridConfig:
         for name in ("keep", "max_restarts"):
             if getattr(config.checkpoints, name) < 0:
                 raise ConfigError(f"checkpoints.{name} must be from 0, not {getattr(config.checkpoints, name)}")
+        last = config.metrics.port + len(config.servers.addresses) + len(config.workers.addresses) - 1
+        if config.metrics.port and not 0 < config.metrics.port <= last < 1 << 16:
+            raise ConfigError(f"metrics.port must leave room for all roles below 65536, not {config.metrics.port}")
         return config
 
     @classmethod
     def of_argument(cls, config: HybridConfig | str | os.PathLike[str]) -> HybridConfig:
         """Returns settings, which may be given as their file."""
         return config if isinstance(config, HybridConfig) else cls.load(os.fspath(config))
+
+    def metrics_address(self, role: Literal["server", "worker"], index: int) -> str | None:
+        """Returns where a role shows its metrics; None: nowhere."""
+        if not self.metrics.port:
+            return None
+        first = self.metrics.port + (0 if role == "server" else len(self.servers.addresses))
+        return f"{self.metrics.host}:{first + index}"
 
     @property
     def most_missing_steps(self) -> int:

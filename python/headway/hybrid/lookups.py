@@ -87,6 +87,7 @@ class Layout:
         return {
             "tables": [TableSettings(**each.settings(seed=seed, num_ranks=num_servers)) for each in self.merged_tables],
             "table_ids": [[table_id_of(table.name) for table in each.tables] for each in self.merged_tables],
+            "table_names": [[table.name for table in each.tables] for each in self.merged_tables],
             "reads_zeros": [each.config.unknown == "zeros" for each in self.merged_tables],
         }
 
@@ -134,22 +135,26 @@ class ServerLookups:
         self.return_gradients = self._client.return_gradients
         self.drop = self._client.drop
         self.is_finished = self._client.is_finished
+        self.waits = self._client.waits
         self.end_at = self._client.end_at
         self.status = self._client.status
 
-    def start(self, step: int, rank: int, features: Any) -> None:
+    def start(self, step: int, rank: int, features: Any) -> bool:
+        """Sends a batch; returns whether it has samples."""
         if isinstance(features, BatchRef):
             raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses")
         arguments, num_bags = self._layout.arguments_of(features)
         self._client.start(step, rank, arguments)
         self._num_bags[step] = num_bags
+        return any(len(lengths) > 0 for _, _, _, _, lengths, _ in arguments)
 
     def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
         return self._num_bags[step], self._client.wait(step, rank)
 
-    def finish(self, step: int, rank: int) -> None:
-        self._client.finish(step, rank)
+    def finish(self, step: int, rank: int) -> bool:
+        is_finite = self._client.finish(step, rank)
         self._num_bags.pop(step, None)
+        return is_finite
 
     def read(self, features: Any) -> tuple[list[int], list[Values]]:
         arguments, num_bags = self._layout.arguments_of(features)
@@ -167,10 +172,14 @@ class WorkerLookups:
         self.drop = self._workers.drop
         self.is_finished = self._workers.is_finished
         self.finish = self._workers.finish
+        self.waits = self._workers.waits
         self.end_at = self._workers.end_at
 
-    def start(self, step: int, rank: int, features: Any) -> None:
-        self._workers.start(step, rank, self._reference_of(features))
+    def start(self, step: int, rank: int, features: Any) -> bool:
+        """Fetches a batch; returns whether there is one."""
+        reference = self._reference_of(features)
+        self._workers.start(step, rank, reference)
+        return reference is not None
 
     def _reference_of(self, features: Any) -> tuple[int, int, int] | None:
         """Returns the key of a batch; None: it is empty."""

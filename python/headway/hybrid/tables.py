@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +36,7 @@ from headway.embedding.features import Features
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.process_groups import GroupOrLocal, any_rank, resolve_group
 from headway.hybrid import server_checkpoints
+from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
 
@@ -52,6 +52,8 @@ class HybridBatch:
         is_looked_up: ``forward()`` has returned its embeddings.
         has_backward: a backward pass has reached it.
         num_bags: bags of each feature: its lists, or its ids without pooling; from ``forward()``.
+        has_samples: False: the worker has run out of data.
+        loss: why it is not trained, by the names of ``BatchCounts``; None: nobody has dropped it.
     """
 
     step: int
@@ -60,6 +62,8 @@ class HybridBatch:
     is_looked_up: bool = False
     has_backward: bool = False
     num_bags: list[int] = field(default_factory=list)
+    has_samples: bool = True
+    loss: str | None = None
 
 
 class HybridOptimizer(TableOptimizer):
@@ -161,8 +165,8 @@ class HybridTables(nn.Module):
         self._has_ended = False
         self._has_warned = False  #: A warning of lost gradients was given.
         self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
-        self._waited_s = 0.0
-        self._returned: deque[int] = deque()  #: Steps whose gradients servers have not confirmed.
+        self._returned: deque[HybridBatch] = deque()  #: Batches whose end servers have not confirmed.
+        self._counts = BatchCounts()
 
     def _begin_generation(self) -> int:
         """Begins a generation of dense workers at the servers; returns the number of steps before it."""
@@ -201,7 +205,7 @@ class HybridTables(nn.Module):
 
     def may_begin(self) -> bool:
         """Returns whether ``begin()`` would not wait for servers to confirm gradients."""
-        while self._returned and self._lookups.is_finished(self._returned[0], self.rank):
+        while self._returned and self._lookups.is_finished(self._returned[0].step, self.rank):
             self._confirm_oldest()
         return len(self._ahead) + len(self._returned) < self.most_in_flight
 
@@ -224,8 +228,9 @@ class HybridTables(nn.Module):
             )
         while len(self._ahead) + len(self._returned) >= self.most_in_flight:
             self._confirm_oldest()
-        self._lookups.start(self._next, self.rank, features)
-        batch = HybridBatch(self._next, features, [None] * len(self.merged_tables))
+        has_samples = self._lookups.start(self._next, self.rank, features)
+        batch = HybridBatch(self._next, features, [None] * len(self.merged_tables), has_samples=has_samples)
+        self._counts.begun += 1
         self._next += 1
         self._ahead.append(batch)
         return batch
@@ -256,8 +261,7 @@ class HybridTables(nn.Module):
             batch = self.begin(features)
         if batch not in self._ahead:
             raise ValueError(f"the batch of step {batch.step} has made its step")
-        with self._waiting():
-            batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
+        batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
         if not torch.is_grad_enabled():
@@ -388,28 +392,45 @@ class HybridTables(nn.Module):
         """
         if not self._ahead:
             raise RuntimeError("skip(): no batch has begun")
-        self._lookups.drop(self._ahead[0].step, self.rank)
-        self._end_oldest()
+        self._drop_oldest("skipped")
 
     def skip_learned(self) -> None:
         """Ends the batch that ``optimizer.step()`` would take, and older ones, without a step."""
         batch = self._batch_to_step()
         batch.has_backward = False  # Its gradients are dropped on purpose.
-        self.pass_over(batch)
+        while self._ahead[0] is not batch:
+            self.skip()
+        self._drop_oldest("overflow")
+
+    def _drop_oldest(self, cause: str) -> None:
+        batch = self._ahead[0]
+        self._lookups.drop(batch.step, self.rank, cause if batch.has_samples else "no_batch")
+        batch.loss = cause
+        self._end_oldest()
 
     def _end_oldest(self) -> None:
-        self._returned.append(self._ahead.popleft().step)
+        self._returned.append(self._ahead.popleft())
         self.step += 1
         self._forget_anchors()
 
     def _confirm_oldest(self) -> None:
+        batch = self._returned[0]
         try:
-            with self._waiting():
-                self._lookups.finish(self._returned[0], self.rank)
+            is_finite = self._lookups.finish(batch.step, self.rank)
         except RequestRefusedError:  # Such as gradients that are not finite: other workers must not wait for them.
-            self._lookups.drop(self._returned[0], self.rank)
+            self._lookups.drop(batch.step, self.rank, "refused")
+            batch.loss = "refused"
             raise
-        self._returned.popleft()
+        self._count_end(self._returned.popleft(), is_finite)
+
+    def _count_end(self, batch: HybridBatch, is_finite: bool) -> None:
+        loss = batch.loss or (None if is_finite else "not_finite")
+        if not batch.has_samples:
+            self._counts.empty += 1
+        elif loss is None:
+            self._counts.trained += 1
+        else:
+            self._counts.lost[loss] += 1
 
     def pass_over(self, batch: HybridBatch) -> None:
         """Ends a batch without a step if it has made none; older ones, too. Warns once if gradients are lost."""
@@ -587,17 +608,22 @@ class HybridTables(nn.Module):
         """Returns counters of each server."""
         return self._lookups.status()
 
+    def counts(self) -> BatchCounts:
+        """Returns what became of the batches of this dense worker."""
+        counts = replace(self._counts, lost=self._counts.lost.copy())
+        counts.in_flight = len(self._ahead) + len(self._returned)
+        return counts
+
+    def waits(self) -> list[tuple[str, float]]:
+        """Returns the time in seconds for which this dense worker waited, for each server or embedding worker.
+
+        It waits for one server after the other, so a later one has the time by which it answered after those before.
+        """
+        return self._lookups.waits()
+
     def waited_s(self) -> float:
         """Returns the seconds that this dense worker has waited for embeddings, and for the receipt of gradients."""
-        return self._waited_s
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waited_s += time.monotonic() - began
+        return sum(seconds for _, seconds in self.waits())
 
     def extra_repr(self) -> str:
         tables = ", ".join(f"{merged.name} (dim {merged.config.dim})" for merged in self.merged_tables)

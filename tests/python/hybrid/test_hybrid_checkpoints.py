@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from headway import hybrid
+from headway._hybrid import query_worker_status
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL, Adam, CheckpointError, FeatureConfig, TableConfig
 from headway.embedding.checkpoint import writing
@@ -105,7 +106,24 @@ def run_worker(
         tables.optimizer.step()
         losses.append(loss.item())
         checkpoints.save_if_due([tables.step, rank])
+    tables.drain()
+    expect_full_counts(config, tables, 1 if group is None else group.size(), len(losses))
     return first, losses
+
+
+def expect_full_counts(config: hybrid.HybridConfig, tables: hybrid.HybridTables, num_ranks: int, steps: int) -> None:
+    """Batches that are begun again after a checkpoint are not lost, and count once."""
+    counts = tables.counts()
+    assert (counts.begun - counts.empty, counts.trained, counts.lost, counts.in_flight) == (steps, steps, {}, 0)
+    total = num_ranks * steps
+    for server in tables.status():
+        assert (server.parts, server.samples) == (total, 6 * total)
+        assert server.lookups == total + (0 if config.workers.addresses else server.lost["no_batch"])
+        assert sum(server.lost.values()) == server.lost["no_batch"]
+    workers = [query_worker_status(each, job=config.job.name, timeout_s=30) for each in config.workers.addresses]
+    if workers:
+        assert total == sum(each.submitted for each in workers) == sum(each.trained for each in workers)
+        assert sum(sum(each.lost.values()) for each in workers) == 0
 
 
 def run_job(folder: Path, *, servers: int, embedding: int, dense: int, staleness: int, last: int) -> Any:

@@ -38,6 +38,7 @@ struct MergedTable {
   std::vector<std::uint32_t> tables;  ///< Ids of the tables, as in Feature::table and Key::table.
   /// LookupMode::kRead gives zeros for ids without a row, instead of the embedding that an insertion would store.
   bool reads_unknown_as_zeros = false;
+  std::vector<std::string> names{};         ///< (tables) For people, or empty.
   std::shared_ptr<Table> existing_table{};  ///< Use this table, which has these options; none: make one.
 };
 

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -76,11 +77,13 @@ class EmbeddingClient {
   void return_gradients(BatchId batch, std::span<Gradients const> gradients);
   /// Sends void notices instead. Also for a batch whose rows have not come, or that was never started.
   /// After return_gradients() it goes to servers that have refused the gradients, or to which they were not sent.
-  void drop(BatchId batch);
+  /// @param cause for the counts of servers
+  void drop(BatchId batch, LossCause cause = LossCause::kSkipped);
   /// Have all servers answered the part or void notice? Does not wait.
   [[nodiscard]] bool is_finished(BatchId batch);
   /// Waits until all servers have taken the part or void notice of a batch, which ends there.
-  void finish(BatchId batch, WhileWaiting const& while_waiting = {});
+  /// @returns false if a server has dropped gradients that are not finite
+  bool finish(BatchId batch, WhileWaiting const& while_waiting = {});
   [[nodiscard]] std::size_t num_in_flight(std::uint32_t worker) const;
 
   /// Reads embeddings without insertion or count, whatever the steps. Waits.
@@ -89,6 +92,19 @@ class EmbeddingClient {
   void end_at(std::uint64_t step);
   /// (servers)
   [[nodiscard]] std::vector<ServerStatus> status();
+
+  /// Waits for a server, and bytes exchanged with it.
+  struct ServerUse {
+    std::string name{};
+    /// Time of wait() and finish(). They wait for one server after the other, so a later one has the time by which it
+    /// answered after those before it.
+    std::chrono::nanoseconds waited{0};
+    std::uint64_t bytes_sent = 0, bytes_received = 0;
+  };
+  /// (servers)
+  [[nodiscard]] std::vector<ServerUse> uses() const;
+  /// The server whose rows is_ready() found missing last; none: it never found any missing.
+  [[nodiscard]] std::optional<std::size_t> last_missing(BatchId batch) const;
 
  private:
   struct Batch;
@@ -111,6 +127,7 @@ class EmbeddingClient {
   auto at_server(std::size_t server, Call&& call);
 
   std::vector<ServerEnd> servers_;
+  std::vector<std::chrono::nanoseconds> waited_;  ///< (servers) See ServerUse.
   std::vector<embedding::MergedTable> tables_;
   std::map<std::uint32_t, std::size_t> merged_of_;
   std::vector<std::size_t> dims_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/metrics_server.hpp"
 #include "headway/base/thread_pool.hpp"
 #include "headway/hybrid/embedding_client.hpp"
 #include "headway/hybrid/requests.hpp"
@@ -38,16 +39,15 @@ class EmbeddingWorker {
   /// @throws base::UsageError for a request that makes no sense; it names the batch, but no id
   void handle(Request& request);
 
-  struct Counts {
-    std::uint64_t submitted = 0, fetched = 0, trained = 0, dropped = 0, read = 0;
-    MessageBytes messages{};  ///< Ids from loaders; embeddings and gradients of dense workers.
-    std::size_t buffered = 0, buffered_bytes = 0, waiting_loaders = 0;  ///< Now.
-  };
-  [[nodiscard]] Counts counts() const;
+  [[nodiscard]] WorkerStatus status() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// State of an embedding worker for Prometheus. All names but those of the process begin with headway_hybrid_.
+[[nodiscard]] std::vector<base::MetricFamily> metrics_of(WorkerStatus const& status, RequestTraffic const& traffic,
+                                                         std::size_t num_links);
 
 }  // namespace headway::hybrid

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -21,6 +22,8 @@
 #include <vector>
 
 namespace headway::hybrid {
+
+class ServerMeter;  // Counts for status() (src/server/server_meter.hpp).
 
 struct ParameterServerOptions {
   std::shared_ptr<base::ThreadPool> thread_pool{};  ///< Threads of the tables; none: the caller's alone.
@@ -69,7 +72,8 @@ class ParameterServer {
   void take_loaded(Request& request);
   [[nodiscard]] Body write_tables(std::string const& path) const;
   /// Refuses all that waits, and forgets all batches.
-  void end_generation();
+  /// @param come_again dense workers look them up in the next generation, so they are not lost
+  void end_generation(bool come_again);
 
   // Requests that share requests_. Those below take mutex_ for a moment.
   void handle_together(Request& request);
@@ -98,7 +102,8 @@ class ParameterServer {
   /// Applies all steps that are complete, and answers the lookups and void notices that waited for them. If it cannot,
   /// the server has failed: rows may have half of a step.
   void advance(std::unique_lock<std::mutex>& lock) noexcept;
-  void answer_held(std::unique_lock<std::mutex>& lock);
+  /// @param by_worker whose message completed the step, for statistics
+  void answer_held(std::optional<std::uint32_t> by_worker, std::unique_lock<std::mutex>& lock);
   /// Writes the checkpoint that waits, if its step has come. Keeps mutex_ locked.
   void write_if_due();
   /// Waits for the end of a step that is being applied, so that who has the answer to a part reads the step's updates.
@@ -127,17 +132,22 @@ class ParameterServer {
   std::uint32_t table_step_ = 0;      ///< Last step given to Table::begin_step(). Of who advances.
   mutable std::mutex mutex_;          ///< Guards what follows.
   std::optional<StepLedger> ledger_;  ///< None: no generation has begun.
-  bool is_advancing_ = false;         ///< A thread applies steps.
-  std::uint64_t num_advanced_ = 0;    ///< Steps that it has applied, with the answers that waited for them.
+  /// Dense worker of the last part, void notice or lookup that may complete a step; none: another request may have.
+  std::optional<std::uint32_t> last_worker_;
+  bool is_advancing_ = false;       ///< A thread applies steps.
+  std::uint64_t num_advanced_ = 0;  ///< Steps that it has applied, with the answers that waited for them.
   mutable std::condition_variable step_ended_;
   std::map<BatchKey, std::shared_ptr<Batch>> batches_;
   std::map<BatchKey, Request> held_;        ///< Lookups that wait for parts.
   std::map<BatchKey, Request> held_voids_;  ///< Void notices that are counted, and answered when a lookup would be.
   std::optional<std::pair<std::uint64_t, Request>> held_save_;  ///< Step, and the request to write its checkpoint.
-  std::unique_ptr<Loaded> loaded_;                              ///< Null: none was read, or it is in use.
-  std::uint64_t loaded_step_ = 0;                               ///< Step of the last checkpoint that was loaded.
-  std::string failure_;                                         ///< Why the server has failed; empty: it has not.
+  std::optional<std::uint64_t> saved_step_;  ///< Step of the checkpoint that this generation has asked for.
+  std::set<BatchKey> come_again_;            ///< Batches that were counted, and are looked up again after a checkpoint.
+  std::unique_ptr<Loaded> loaded_;           ///< Null: none was read, or it is in use.
+  std::uint64_t loaded_step_ = 0;            ///< Step of the last checkpoint that was loaded.
+  std::string failure_;                      ///< Why the server has failed; empty: it has not.
   ServerStatus counts_;
+  std::unique_ptr<ServerMeter> meter_;
 };
 
 }  // namespace headway::hybrid

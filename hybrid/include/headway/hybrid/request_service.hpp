@@ -34,6 +34,9 @@ class RequestService {
   /// Links that have not ended.
   [[nodiscard]] std::size_t num_links() const;
 
+  /// Bytes of all links since this object was made.
+  [[nodiscard]] RequestTraffic const& traffic() const;
+
   static constexpr std::size_t kMostLinks = 1024;
 
  private:

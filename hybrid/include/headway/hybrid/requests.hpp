@@ -5,6 +5,8 @@
 #include "headway/comm/group.hpp"
 #include "headway/hybrid/body.hpp"
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -109,6 +111,27 @@ class Requester {
   std::uint64_t incarnation_ = 0;
 };
 
+/// Bytes of requests and their answers as they travel, by the kind of the request. Thread-safe.
+class RequestTraffic {
+ public:
+  static constexpr std::size_t kMostKinds = 32;  ///< Larger kinds count as 0.
+  struct Counts {
+    std::uint64_t num_requests = 0, bytes_received = 0, bytes_sent = 0;
+  };
+
+  void count_request(std::uint64_t kind, std::size_t num_bytes);
+  void count_answer(std::uint64_t kind, std::size_t num_bytes);
+  [[nodiscard]] Counts of(std::uint32_t kind) const;
+
+ private:
+  struct Atomics {
+    std::atomic<std::uint64_t> num_requests{0}, bytes_received{0}, bytes_sent{0};
+  };
+  [[nodiscard]] static std::size_t index_of(std::uint64_t kind) { return kind < kMostKinds ? kind : 0; }
+
+  std::array<Atomics, kMostKinds> of_kinds_{};
+};
+
 /// A request that came. If it is destroyed before reply(), the peer gets kFailed.
 class Request {
  public:
@@ -143,6 +166,7 @@ struct ResponderOptions {
   std::size_t max_body_bytes = std::size_t{256} << 20;
   /// Answers in bytes that may wait for a peer that does not take them. Beyond it the link is ended.
   std::size_t max_unsent_bytes = std::size_t{1} << 30;
+  std::shared_ptr<RequestTraffic> traffic{};  ///< Counts bytes; none: nobody does.
 };
 
 /// The end of a link that answers. Each responder has a thread, which receives one request after the other.

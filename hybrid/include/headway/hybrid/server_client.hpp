@@ -29,15 +29,17 @@ class ServerClient {
   /// Begins a generation, or joins it if another dense worker has begun it with the same options and token.
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token = 0);
   /// Sends the keys of a batch. The answer comes when the staleness allows.
+  /// @param num_samples of the batch, for statistics
   [[nodiscard]] Requester::CallPtr start_lookup(std::uint64_t generation, BatchId batch,
-                                                std::span<KeyList const> tables);
+                                                std::span<KeyList const> tables, std::uint64_t num_samples = 0);
   /// The rows of a lookup, in the order of its keys. Without compression of values.
   /// @returns nothing if `timeout` passes first
   [[nodiscard]] std::optional<std::vector<float>> wait_rows(Requester::Call& lookup, std::chrono::milliseconds timeout);
   /// Sends the gradients of a batch. The answer says that the server has taken them.
   [[nodiscard]] Requester::CallPtr start_part(std::uint64_t generation, BatchId batch,
                                               std::span<PartValues const> tables);
-  [[nodiscard]] Requester::CallPtr start_void(std::uint64_t generation, BatchId batch);
+  [[nodiscard]] Requester::CallPtr start_void(std::uint64_t generation, BatchId batch,
+                                              LossCause cause = LossCause::kSkipped);
   /// Waits until the server has answered a part or void notice.
   void finish(Requester::Call& call);
   /// Rows of keys, without insertion or count. Without compression of values.

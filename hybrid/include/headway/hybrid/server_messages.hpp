@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,38 @@ struct PartValues {
   std::span<float const> gradients{};  ///< (keys of the batch, dim), or empty: this batch has none.
 };
 
+/// Why the gradients of a batch for a server are lost.
+enum class LossCause : std::uint32_t {
+  kNoBatch,     ///< The worker had no batch in this step, since it ran out of data. Nothing is lost.
+  kSkipped,     ///< The trainer made no optimizer step.
+  kOverflow,    ///< A loss scaler found inf or NaN.
+  kRefused,     ///< The server refused the gradients.
+  kNotFinite,   ///< The server dropped gradients that are not finite.
+  kGeneration,  ///< A later generation of dense workers began.
+};
+inline constexpr std::size_t kNumLossCauses = 6;
+/// For example "no_batch".
+[[nodiscard]] std::string_view to_string(LossCause cause);
+
+/// State of a merged table at a server: see embedding::TableSize and TableStatistics.
+struct TableStatus {
+  /// How often the commonest id of a table occurs. The share of samples that hold it is about
+  /// top_lookups / num_samples: alpha of the theorem on convergence. ServerMeter defines both.
+  struct Share {
+    std::string table{};
+    std::uint64_t num_samples = 0, top_lookups = 0;
+  };
+
+  std::uint64_t rows = 0, cold_rows = 0, pending = 0, key_bytes = 0, row_bytes = 0;
+  std::uint64_t inserted = 0, evicted = 0, expired = 0, refused = 0, dropped_gradients = 0;
+  std::vector<Share> shares{};  ///< (tables)
+};
+
+/// Time for which lookups were held back at a server until the last missing part came, that of one dense worker.
+struct WorkerWait {
+  std::uint64_t num_lookups = 0, nanoseconds = 0;
+};
+
 struct ServerStatus {
   std::uint64_t generation = 0, num_applied = 0;
   std::uint64_t lookups = 0, reads = 0, parts = 0, voids = 0;
@@ -61,6 +94,10 @@ struct ServerStatus {
   std::uint64_t rows = 0, cold_rows = 0, pending = 0, bytes = 0, evicted = 0, refused = 0, dropped_gradients = 0;
   MessageBytes messages{};                 ///< Keys, rows and gradients.
   std::vector<std::uint64_t> staleness{};  ///< (staleness + 1) Answers that lacked 0, 1, ... steps.
+  std::uint64_t samples = 0;               ///< Samples of the batches that were looked up.
+  std::vector<std::uint64_t> lost{};       ///< (kNumLossCauses) Parts that did not come or were dropped, by cause.
+  std::vector<WorkerWait> waits{};         ///< (workers) By the worker whose part was missing.
+  std::vector<TableStatus> tables{};       ///< (merged tables)
 };
 
 [[nodiscard]] Body encode_tables(std::span<embedding::MergedTable const> tables);
@@ -80,16 +117,19 @@ struct DecodedConfiguration {
 [[nodiscard]] std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::byte const> body);
 
 /// @param tables (merged tables)
-[[nodiscard]] Body encode_lookup(BatchId batch, std::span<KeyList const> tables, Compression compression = {});
+/// @param num_samples of the batch, for statistics
+[[nodiscard]] Body encode_lookup(BatchId batch, std::span<KeyList const> tables, std::uint64_t num_samples = 0,
+                                 Compression compression = {});
 struct DecodedLookup {
   BatchId batch;
+  std::uint64_t num_samples = 0;
   std::vector<KeyList> tables;   ///< Views of the body, or of `storage`.
   std::int64_t saved_bytes = 0;  ///< By compression; it may cost a few bytes if there are few keys.
   struct Storage {
     std::vector<std::uint64_t> ids;
     std::vector<std::uint32_t> tables, counts;
   };
-  std::vector<Storage> storage;  ///< (merged tables) Empty without compression.
+  std::vector<Storage> storage{};  ///< (merged tables) Empty without compression.
 };
 /// @param most_keys limit of compressed keys, which may be many in a short message
 [[nodiscard]] DecodedLookup decode_lookup(std::span<std::byte const> body, std::size_t num_tables,
@@ -124,6 +164,9 @@ struct DecodedPart {
 
 [[nodiscard]] Body encode_batch(BatchId batch);
 [[nodiscard]] BatchId decode_batch(std::span<std::byte const> body);
+
+[[nodiscard]] Body encode_void(BatchId batch, LossCause cause);
+[[nodiscard]] std::pair<BatchId, LossCause> decode_void(std::span<std::byte const> body);
 
 [[nodiscard]] Body encode_status(ServerStatus const& status);
 [[nodiscard]] ServerStatus decode_status(std::span<std::byte const> body);

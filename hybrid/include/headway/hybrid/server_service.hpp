@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "headway/base/metrics_server.hpp"
 #include "headway/hybrid/parameter_server.hpp"
 #include "headway/hybrid/request_service.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace headway::hybrid {
 
@@ -25,6 +27,8 @@ class ServerService {
   [[nodiscard]] std::uint64_t incarnation() const { return service_.incarnation(); }
   [[nodiscard]] ServerStatus status() const { return server_.status(); }
   [[nodiscard]] std::size_t num_links() const { return service_.num_links(); }
+  /// Counters for Prometheus. All names but those of the process begin with headway_hybrid_.
+  [[nodiscard]] std::vector<base::MetricFamily> metrics() const;
 
  private:
   ParameterServer server_;

@@ -42,14 +42,19 @@ class WorkerClient {
   [[nodiscard]] Requester::CallPtr start_gradients(std::uint64_t generation, BatchId batch,
                                                    std::span<PartValues const> gradients, Embeddings const& embeddings);
   /// Sends void notices instead.
-  [[nodiscard]] Requester::CallPtr start_drop(std::uint64_t generation, BatchId batch);
+  [[nodiscard]] Requester::CallPtr start_drop(std::uint64_t generation, BatchId batch,
+                                              LossCause cause = LossCause::kSkipped);
   /// Has the answer to gradients or a drop come? Does not wait.
   [[nodiscard]] bool is_finished(Requester::Call& end) { return requester_.test(end); }
   /// Waits for it.
-  void finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting = {});
+  /// @returns false if a server has dropped gradients that are not finite
+  bool finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting = {});
   /// Embeddings of a batch without insertion, whatever the step. The batch ends.
   [[nodiscard]] Embeddings read(BatchName name, WhileWaiting const& while_waiting = {});
   void end_at(std::uint64_t generation, std::uint64_t step);
+  [[nodiscard]] WorkerStatus status();
+
+  [[nodiscard]] std::string const& name() const { return name_; }
 
  private:
   [[nodiscard]] Requester::CallPtr start(WorkerRequest kind, std::uint64_t generation, Body body);

@@ -28,6 +28,7 @@ enum class WorkerRequest : std::uint32_t {
   kDrop = 6,             ///< They will not come; answered likewise.
   kRead = 7,             ///< Embeddings of a batch without insertion, whatever the step. The batch ends.
   kEndAt = 8,            ///< No batch will be fetched from this step on.
+  kStatus = 9,           ///< Answered with WorkerStatus.
 };
 
 /// Name of a batch, which its loader makes without asking anybody: a number of the loader, and one that it counts.
@@ -102,5 +103,34 @@ struct Embeddings {
 [[nodiscard]] std::vector<float> spread_distinct(std::span<std::uint32_t const> distinct_bags, std::size_t dim,
                                                  std::span<float const> sums);
 [[nodiscard]] std::size_t num_distinct(std::span<std::uint32_t const> distinct_bags);
+
+/// State of an embedding worker. A batch that was submitted is in one place:
+/// submitted = waiting_loaders + buffered + in_flight + trained + read + the sum of `lost`.
+struct WorkerStatus {
+  std::uint64_t generation = 0;
+  std::uint64_t submitted = 0;        ///< Batches of loaders.
+  std::uint64_t fetched = 0;          ///< By dense workers.
+  std::uint64_t trained = 0;          ///< All servers have taken their gradients.
+  std::uint64_t read = 0;             ///< Looked up without training.
+  std::uint64_t dropped = 0;          ///< Void notices of dense workers, also for steps without a batch.
+  std::uint64_t waiting_loaders = 0;  ///< Batches that wait for room now; likewise below.
+  std::uint64_t buffered = 0, buffered_bytes = 0;
+  std::uint64_t in_flight = 0;        ///< Fetched, and not ended.
+  std::uint64_t loader_waits = 0;     ///< Batches that had to wait for room.
+  std::uint64_t loader_wait_ns = 0;   ///< Time that they waited, with those that still do.
+  std::uint64_t answered = 0;         ///< Fetches that got their embeddings.
+  MessageBytes messages{};            ///< Ids from loaders; embeddings and gradients of dense workers.
+  std::vector<std::uint64_t> lost{};  ///< (kNumLossCauses) Batches that were not trained, by cause.
+
+  struct Server {
+    std::string name{};
+    std::uint64_t num_last = 0;  ///< Fetches for which this server's rows were the last ones missing.
+    std::uint64_t last_ns = 0;   ///< Time of those fetches, from the request to the embeddings.
+    std::uint64_t bytes_sent = 0, bytes_received = 0;
+  };
+  std::vector<Server> servers{};  ///< Empty: there are no tables yet.
+};
+[[nodiscard]] Body encode_worker_status(WorkerStatus const& status);
+[[nodiscard]] WorkerStatus decode_worker_status(std::span<std::byte const> body);
 
 }  // namespace headway::hybrid
