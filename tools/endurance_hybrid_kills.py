@@ -115,11 +115,14 @@ class Job:
         for reader in self._readers:
             reader.join(timeout=10)
 
+    def num_begun(self) -> int:
+        """Returns the number of lives that have begun to train. A life that was killed before is none."""
+        return sum("begins at" in line for line in list(self.out))
+
     def has_begun(self, lives: int) -> bool:
         """Have so many lives begun to train, and is there a checkpoint? Or has the job ended?"""
         has_checkpoint = any((self.folder / "checkpoints").glob("step_*/manifest.json"))
-        has_begun = has_checkpoint and sum("begins at" in line for line in list(self.out)) >= lives
-        return has_begun or self.process.poll() is not None
+        return (has_checkpoint and self.num_begun() >= lives) or self.process.poll() is not None
 
     def wait_for_moment(self, lives: int, moment_s: float, trained_s: float) -> None:
         """Waits for a time, or until a life has trained for a time. The steps of a life last longer than that."""
@@ -189,7 +192,7 @@ def run_kills(roles: Sequence[str], draw: random.Random, folder: Path, num_steps
                     break
                 longest = 1.3 * (time.monotonic() - begun)
             else:
-                job.wait_for_moment(lives, draw.uniform(0.0, longest), trained_s=draw.uniform(0.0, 3.0))
+                job.wait_for_moment(job.num_begun() + 1, draw.uniform(0.0, longest), trained_s=draw.uniform(0.0, 3.0))
             found = job.find(role, draw, LIFE_S)
             if found is None:
                 hangs += 1
