@@ -210,7 +210,7 @@ void ParameterServer::end_generation(bool come_again) {
   if (held_save_) held_save_->second.refuse(ReplyCode::kOldGeneration, text);
   held_save_.reset();
   loaded_.reset();
-  auto num_lost = come_again_.size();  // Those that have not come.
+  auto num_lost = come_again_.size();  // Batches of the generation before that have not come again.
   come_again_.clear();
   for (auto const& [id, batch] : batches_) {
     if (come_again && batch->values.tables.empty()) {

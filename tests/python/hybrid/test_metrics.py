@@ -117,6 +117,7 @@ def test_each_batch_ends_once_for_a_named_cause() -> None:
         assert 1 / 6 <= page['headway_hybrid_alpha{table="city"}'] < 1
         assert page['headway_hybrid_rows{table="city"}'] > 0
         assert page['headway_hybrid_bytes_total{request="lookup",direction="received"}'] >= 6 * 1024
+        assert page['headway_hybrid_message_bytes_total{content="ids",form="sent"}'] > 0
         assert page["headway_hybrid_staleness_steps_count"] == page["headway_hybrid_lookups_total"]
 
 
@@ -196,7 +197,7 @@ def forms_of(number: int) -> list[str]:
 
 def test_status_shows_losses_rates_and_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with parameter_servers(2) as servers, embedding_workers(1, servers) as workers:
-        config = config_of(servers, workers, staleness=1)
+        config = config_of(servers, workers, staleness=1, compression={"ids": True, "values": True})
         tables, loader = connect(config), loader_of(config)
         run_out(tables, [loader.submit(batch_of(number, 0).features) for number in range(6)])
         file = tmp_path / "job.toml"
@@ -208,6 +209,9 @@ def test_status_shows_losses_rates_and_shares(tmp_path: Path, capsys: pytest.Cap
             assert each["lost"]["skipped"] == each["lost"]["not_finite"] == 1
             assert each["samples_per_s"] == 0 and set(each["alpha"]) == {"user", "item", "city"}
         assert sum(each["rows"] for each in first["tables"].values()) == first["rows"]
+        for each in (first, second, worker):
+            assert 0 < each["sent_id_bytes"] != each["plain_id_bytes"] > 0
+            assert 0 < each["sent_value_bytes"] != each["plain_value_bytes"] > 0
         assert worker["trained"] == 2 and worker["servers"][1]["bytes_sent"] > 0
         assert main(["status", str(file), "--interval", "0"]) == 0
         text = capsys.readouterr().out
