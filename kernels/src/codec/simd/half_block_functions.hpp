@@ -26,9 +26,9 @@
 namespace headway::kernels::codec {
 namespace {
 
-constexpr std::int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
-constexpr int kFractionBits = 23, kBias = 127, kTop = 14;
-constexpr std::uint8_t kLargestExponent = 254;
+inline constexpr std::int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
+inline constexpr int kFractionBits = 23, kBias = 127, kTop = 14;
+inline constexpr std::uint8_t kLargestExponent = 254;
 
 /// 2^exponent, for -126 to 127.
 inline float power_of_two(int exponent) {
@@ -51,8 +51,8 @@ inline Factors factors_of(int exponent) {
 inline int scale_of(std::uint8_t exponent) { return (exponent == 0 ? 1 : exponent) - kBias - kTop; }
 
 #if defined(__AVX512F__)
-constexpr std::size_t kLanes = 16;
-constexpr __mmask16 kAll = 0xffff;  // GCC 12 warns of the forms without a mask.
+inline constexpr std::size_t kLanes = 16;
+inline constexpr __mmask16 kAll = 0xffff;  // GCC 12 warns of the forms without a mask.
 inline void to_halves(float const* values, Factors by, std::uint16_t* halves) {
   __m512 const scaled =
       _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(values), _mm512_set1_ps(by.first)), _mm512_set1_ps(by.second));
@@ -64,7 +64,7 @@ inline void to_floats(std::uint16_t const* halves, Factors by, float* values) {
   _mm512_storeu_ps(values, _mm512_mul_ps(_mm512_mul_ps(wide, _mm512_set1_ps(by.first)), _mm512_set1_ps(by.second)));
 }
 #elif defined(__F16C__)
-constexpr std::size_t kLanes = 8;
+inline constexpr std::size_t kLanes = 8;
 inline void to_halves(float const* values, Factors by, std::uint16_t* halves) {
   __m256 const scaled =
       _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(values), _mm256_set1_ps(by.first)), _mm256_set1_ps(by.second));
@@ -75,7 +75,7 @@ inline void to_floats(std::uint16_t const* halves, Factors by, float* values) {
   _mm256_storeu_ps(values, _mm256_mul_ps(_mm256_mul_ps(wide, _mm256_set1_ps(by.first)), _mm256_set1_ps(by.second)));
 }
 #else
-constexpr std::size_t kLanes = 4;
+inline constexpr std::size_t kLanes = 4;
 inline void to_halves(float const* values, Factors by, std::uint16_t* halves) {
   for (std::size_t i = 0; i < kLanes; ++i) halves[i] = nearest<Float16>(values[i] * by.first * by.second).bits;
 }
@@ -131,7 +131,7 @@ inline void decode(std::uint16_t const* halves, std::uint8_t exponent, std::size
   }
 }
 
-constexpr HalfBlockKernels half_block_kernels_of(char const* instruction_set) {
+inline constexpr HalfBlockKernels half_block_kernels_of(char const* instruction_set) {
   return {.instruction_set = instruction_set, .encode = encode, .decode = decode};
 }
 
