@@ -297,13 +297,14 @@ void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std
   std::size_t plain_bytes = 0;
   std::string error;
   try {
-    std::shared_lock const calls(table_calls_);
+    std::shared_lock calls(table_calls_);
     body = rows_of(batch->keys.tables, true);
+    calls.unlock();
     plain_bytes = body.size();
+    body = packed(std::move(body), batch->keys.tables);
   } catch (std::exception const& caught) {
     error = caught.what();
   }
-  if (error.empty()) body = packed(std::move(body), batch->keys.tables);
   lock.lock();
   if (!error.empty()) return request.refuse(ReplyCode::kFailed, name + ": its rows cannot be read: " + error);
   if (auto const found = batches_.find(id); found == batches_.end() || found->second != batch) {
