@@ -152,7 +152,7 @@ void begin(Servers& servers, std::vector<embedding::MergedTable> const& tables, 
 class Schedules : public testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t, std::size_t>> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Schedules,
                          testing::Combine(testing::Values(0, 1, 4, 16), testing::Values(1, 2, 3, 4),
-                                          testing::Values(1, 2, 3)));
+                                          testing::Values(1, 3)));
 
 TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
   auto const [staleness, num_workers, num_servers] = GetParam();
@@ -277,7 +277,7 @@ TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
   auto const [staleness, num_workers, num_servers] = GetParam();
   StepLedger::Options const options{.num_workers = num_workers, .staleness = staleness, .is_exact = true};
   auto const expected = expected_reads(staleness, num_workers);
-  for (unsigned seed = 1; seed <= num_schedules(3); ++seed) {
+  for (unsigned seed = 1; seed <= num_schedules(2); ++seed) {
     Servers servers(num_servers, {}, seed);
     begin(servers, exact_table(), options);
     expect_reads(expected, staleness, seed, [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
