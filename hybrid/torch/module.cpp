@@ -145,14 +145,7 @@ class ServerCalls {
   /// Runs `call` for a server; its errors name the server.
   template <class Call>
   void named(std::size_t index, Call&& call) {
-    auto const prefix = servers_[index].name + ": ";
-    try {
-      call(*servers_[index].client);
-    } catch (base::OperationError const& error) {
-      throw base::OperationError({error.status().code(), prefix + error.what()});
-    } catch (RequestRefused const& refused) {
-      throw RequestRefused(refused.code(), prefix + refused.what());
-    }
+    with_name(servers_[index].name, [&] { call(*servers_[index].client); });
   }
 
   std::chrono::milliseconds timeout_;

@@ -39,19 +39,13 @@ RecordBlock read_block(WordReader& from) {
   return block;
 }
 
-void write_path(WordWriter& to, std::string const& path) { to.word(path.size()).array(std::span<char const>(path)); }
-
-std::string read_path(WordReader& from) {
-  auto const path = from.array<char>(from.word_up_to(kMostPathBytes, "the length of a path"));
-  return {path.begin(), path.end()};
-}
+std::string read_path(WordReader& from) { return from.text(kMostPathBytes, "the length of a path"); }
 
 }  // namespace
 
 Body encode_save(SaveArgs const& save) {
   WordWriter to;
-  to.word(save.step).word(save.end);
-  write_path(to, save.path);
+  to.word(save.step).word(save.end).text(save.path);
   return to.take();
 }
 
@@ -100,7 +94,7 @@ Body encode_load(LoadArgs const& load) {
   }
   to.word(load.sources.size());
   for (auto const& source : load.sources) {
-    write_path(to, source.path);
+    to.text(source.path);
     write_block(to, source.block);
     to.word(source.dim).word(source.state_size);
   }

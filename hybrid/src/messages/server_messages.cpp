@@ -181,6 +181,14 @@ std::vector<MergedTable> decode_tables(std::span<std::byte const> body) {
   return tables;
 }
 
+std::vector<std::size_t> half_dims_of(std::span<MergedTable const> tables, Compression compression) {
+  std::vector<std::size_t> dims;
+  for (auto const& table : tables) {
+    if (compression.values) dims.push_back(table.options.dim);
+  }
+  return dims;
+}
+
 Body encode_configuration(std::span<MergedTable const> tables, Compression compression) {
   WordWriter to;
   auto const encoded = encode_tables(tables);

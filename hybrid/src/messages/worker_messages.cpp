@@ -73,8 +73,7 @@ Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<Fea
   auto const encoded = encode_configuration(tables, compression);
   to.word(encoded.size()).array(std::span<std::byte const>(encoded)).word(features.size());
   for (auto const& each : features) {
-    to.word(each.table).word(static_cast<std::uint64_t>(each.pooling)).word(each.name.size());
-    to.array(std::span<char const>(each.name));
+    to.word(each.table).word(static_cast<std::uint64_t>(each.pooling)).text(each.name);
   }
   return to.take();
 }
@@ -89,8 +88,7 @@ DecodedSetUp decode_set_up(std::span<std::byte const> body) {
     feature.table = static_cast<std::uint32_t>(from.word_up_to(0xffffffff, "a table"));
     feature.pooling = static_cast<embedding::Pooling>(
         from.word_up_to(static_cast<std::uint64_t>(embedding::Pooling::kMean), "the pooling"));
-    auto const name = from.array<char>(from.word_up_to(kMostNameBytes, "the length of a name"));
-    feature.name.assign(name.begin(), name.end());
+    feature.name = from.text(kMostNameBytes, "the length of a name");
     set_up.features.push_back(std::move(feature));
   }
   from.expect_end();

@@ -35,10 +35,7 @@ Requester::CallPtr ServerClient::start(ServerRequest kind, std::uint64_t generat
 void ServerClient::configure(std::span<embedding::MergedTable const> tables, Compression compression) {
   static_cast<void>(ask(ServerRequest::kConfigure, 0, encode_configuration(tables, compression)));
   compression_ = compression;
-  half_dims_.clear();
-  for (auto const& table : tables) {
-    if (compression.values) half_dims_.push_back(table.options.dim);
-  }
+  half_dims_ = half_dims_of(tables, compression);
 }
 
 void ServerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
@@ -68,12 +65,7 @@ Requester::CallPtr ServerClient::start_void(std::uint64_t generation, BatchId ba
 }
 
 void ServerClient::finish(Requester::Call& call) {
-  auto const reply = requester_.wait(call, timeout_);
-  if (!reply) {
-    throw base::OperationError(
-        {base::StatusCode::kTimeout, "the server did not answer within " + std::to_string(timeout_.count()) + " ms"});
-  }
-  if (reply->code != ReplyCode::kOk) throw RequestRefused(reply->code, std::string(reply->text()));
+  static_cast<void>(requester_.await(call, timeout_, "the server did not answer"));
 }
 
 std::vector<float> ServerClient::read(std::span<KeyList const> tables) {

@@ -68,14 +68,7 @@ struct EmbeddingClient::Batch {
 
 template <class Call>
 auto EmbeddingClient::at_server(std::size_t server, Call&& call) {
-  auto const prefix = [&] { return servers_[server].name + ": "; };
-  try {
-    return call(*servers_[server].client);
-  } catch (base::OperationError const& error) {
-    throw base::OperationError({error.status().code(), prefix() + error.what()});
-  } catch (RequestRefused const& refused) {
-    throw RequestRefused(refused.code(), prefix() + refused.what());
-  }
+  return with_name(servers_[server].name, [&] { return call(*servers_[server].client); });
 }
 
 template <class Call>
@@ -93,15 +86,14 @@ void EmbeddingClient::at_each_server(Call&& call) {
 
 // Looks at all servers, also if one has not answered: another one may be lost.
 template <class Call>
-bool EmbeddingClient::have_answered(Batch const& batch, Call call) {
-  bool have_all = true;
+std::optional<std::size_t> EmbeddingClient::find_missing(Batch const& batch, Call call) {
+  std::optional<std::size_t> missing;
   for (std::size_t server = 0; server < batch.servers.size(); ++server) {
     auto const& of_server = batch.servers[server].*call;
     if (of_server == nullptr) continue;
-    bool const has = at_server(server, [&](ServerClient& client) { return client.requester().test(*of_server); });
-    have_all = have_all && has;
+    if (!at_server(server, [&](ServerClient& client) { return client.requester().test(*of_server); })) missing = server;
   }
-  return have_all;
+  return missing;
 }
 
 EmbeddingClient::EmbeddingClient(std::vector<ServerEnd> servers, std::vector<embedding::MergedTable> tables,
@@ -185,15 +177,9 @@ void EmbeddingClient::start(BatchId batch, std::span<embedding::Feature const> f
 bool EmbeddingClient::is_ready(BatchId batch) {
   auto& entry = at(batch);
   if (entry.has_rows) return true;
-  bool have_all = true;
-  for (std::size_t server = 0; server < entry.servers.size(); ++server) {
-    auto const& lookup = entry.servers[server].lookup;
-    if (lookup == nullptr) continue;
-    if (at_server(server, [&](ServerClient& client) { return client.requester().test(*lookup); })) continue;
-    entry.last_missing = server;
-    have_all = false;
-  }
-  return have_all;
+  auto const missing = find_missing(entry, &Batch::AtServer::lookup);
+  if (missing) entry.last_missing = missing;
+  return !missing;
 }
 
 void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
@@ -202,7 +188,7 @@ void EmbeddingClient::wait(BatchId batch, WhileWaiting const& while_waiting) {
   base::expects(!entry.has_ended, to_string(batch) + ": it is void");
   auto const until = comm::deadline_after(timeout_);
   auto const look = [&] {
-    static_cast<void>(have_answered(entry, &Batch::AtServer::lookup));
+    static_cast<void>(find_missing(entry, &Batch::AtServer::lookup));
     if (while_waiting) while_waiting();
   };
   for (std::size_t server = 0; server < servers_.size(); ++server) {
@@ -292,17 +278,14 @@ void EmbeddingClient::drop(BatchId batch, LossCause cause) {
   });
 }
 
-bool EmbeddingClient::is_finished(BatchId batch) {
-  auto& entry = at(batch);
-  return have_answered(entry, &Batch::AtServer::part);
-}
+bool EmbeddingClient::is_finished(BatchId batch) { return !find_missing(at(batch), &Batch::AtServer::part); }
 
 bool EmbeddingClient::finish(BatchId batch, WhileWaiting const& while_waiting) {
   auto& entry = at(batch);
   base::expects(entry.has_ended, to_string(batch) + ": it has no gradients, and is not void");
   auto const until = comm::deadline_after(timeout_);
   auto const look = [&] {
-    static_cast<void>(have_answered(entry, &Batch::AtServer::part));
+    static_cast<void>(find_missing(entry, &Batch::AtServer::part));
     if (while_waiting) while_waiting();
   };
   for (std::size_t server = 0; server < servers_.size(); ++server) {

@@ -7,9 +7,8 @@
 //              loader.
 //   fetch      a dense worker takes it for a step: its keys go to the servers. The answer, embeddings of its bags,
 //              waits until the servers have answered, that is until the staleness allows.
-//   gradients  of the bags are added by key, and go to the servers. The answer waits until all have taken them. Or
-//   drop:
-//              void notices go instead, also for a step without a batch.
+//   gradients  of the bags are added by key, and go to the servers. The answer waits until all have taken them.
+//   drop       void notices go instead of gradients, also for a step without a batch.
 //
 // Example: loader 9 submits its batches 0 and 1. Dense worker 0 fetches batch 0 for step 0 and batch 1 for step 1. With
 // a staleness of 0 the second answer waits until the gradients of the first one were applied.
@@ -19,8 +18,9 @@
 //
 // Idea: one thread looks after all requests that wait. It asks EmbeddingClient which batches are ready, every kPoll
 // while there are any, and sleeps otherwise. Requests never wait on the thread of their link, so gradients are read
-// while lookups wait. Invariants: a batch is fetched or read once. All calls of EmbeddingClient are made under one
-// mutex. Complexity: 2 requests of a batch from loader and dense worker each, and those of EmbeddingClient.
+// while lookups wait.
+// Invariants: a batch is fetched or read once. All calls of EmbeddingClient are made under one mutex.
+// Complexity: 2 requests of a batch from loader and dense worker each, and those of EmbeddingClient.
 
 #include "headway/hybrid/embedding_worker.hpp"
 
@@ -102,10 +102,6 @@ class EmbeddingWorker::Impl {
   using Key = std::pair<std::uint32_t, std::uint64_t>;  ///< Worker, step.
   using Clock = std::chrono::steady_clock;
 
-  /// Ids of a batch, as they came.
-  struct Buffered {
-    Body body;
-  };
   /// A batch that a dense worker has fetched.
   struct Fetched {
     std::optional<BatchName> name;        ///< None: a step without a batch, or it has gradients or is dropped.
@@ -171,7 +167,7 @@ class EmbeddingWorker::Impl {
     for (auto const& merged : tables) dims_.push_back(merged.options.dim);
     features_ = std::move(features);
     compression_ = compression;
-    if (compression.values) half_dims_ = dims_;
+    half_dims_ = half_dims_of(tables, compression);
     client_ = std::move(client);
     counts_.servers.resize(client_->uses().size());
     request.reply({});
@@ -204,9 +200,8 @@ class EmbeddingWorker::Impl {
 
   /// A batch without gradients may be fetched again, such as after a checkpoint. Its loader does not wait for room.
   void put_back(Fetched& fetched) {
-    if (!fetched.name) return;
     num_bytes_ += fetched.body.size();
-    buffered_.emplace(*fetched.name, Buffered{.body = std::move(fetched.body)});
+    buffered_.emplace(*fetched.name, std::move(fetched.body));
   }
 
   void submit(Request& request) {
@@ -237,7 +232,7 @@ class EmbeddingWorker::Impl {
 
   void buffer(BatchName name, Request& request) {
     auto const body = request.body();
-    buffered_.emplace(name, Buffered{.body = {body.begin(), body.end()}});
+    buffered_.emplace(name, Body(body.begin(), body.end()));
     num_bytes_ += body.size();
     request.reply({});
   }
@@ -278,8 +273,8 @@ class EmbeddingWorker::Impl {
     auto const found = buffered_.find(name);
     base::expects(found != buffered_.end(), to_string(name) + (has_come(name) ? " was fetched before, or waits for room"
                                                                               : " has not been submitted"));
-    auto const num_bytes = found->second.body.size();
-    auto const submit = decode(found->second.body);
+    auto const num_bytes = found->second.size();
+    auto const submit = decode(found->second);
     use(views_of(name, submit.features), found->second);
     num_bytes_ -= num_bytes;
     buffered_.erase(name);
@@ -297,10 +292,10 @@ class EmbeddingWorker::Impl {
     auto const batch = of_step;  // A lambda cannot capture a structured binding in Clang 14.
     Key const key{batch.worker, batch.step};
     base::expects(!fetched_.contains(key), to_string(batch) + ": it has a batch");
-    take_buffered(name, [&, batch_name = name](std::span<embedding::Feature const> features, Buffered& buffered) {
+    take_buffered(name, [&, batch_name = name](std::span<embedding::Feature const> features, Body& ids) {
       client_->start(batch, features);
       fetched_.emplace(key, Fetched{.name = batch_name,
-                                    .body = std::move(buffered.body),
+                                    .body = std::move(ids),
                                     .num_bags = num_bags_of(features),
                                     .fetch = std::move(request),
                                     .end = {},
@@ -313,7 +308,7 @@ class EmbeddingWorker::Impl {
   void read(Request& request) {
     auto const [name, batch] = decode_fetch(request.body());
     Embeddings embeddings;
-    take_buffered(name, [&](std::span<embedding::Feature const> features, Buffered const&) {
+    take_buffered(name, [&](std::span<embedding::Feature const> features, Body const&) {
       auto const found = client_->read(features);
       embeddings.num_bags = num_bags_of(features);
       for (std::size_t merged = 0; merged < num_tables_; ++merged) {
@@ -358,10 +353,7 @@ class EmbeddingWorker::Impl {
     client_->return_gradients(part.batch, gradients);
     counts_.messages.sent_values += request.body().size();
     counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(saved_bytes);
-    entry.end.emplace(std::move(request));
-    entry.name.reset();
-    entry.body = {};
-    changed_.notify_all();
+    end(entry, request);
   }
 
   void drop(Request& request) {
@@ -374,6 +366,11 @@ class EmbeddingWorker::Impl {
     if (entry.fetch)
       std::exchange(entry.fetch, std::nullopt)->refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     ++counts_.dropped;
+    end(entry, request);
+  }
+
+  /// A batch has gradients, or was dropped: nobody fetches it again.
+  void end(Fetched& entry, Request& request) {
     entry.end.emplace(std::move(request));
     entry.name.reset();
     entry.body = {};
@@ -477,7 +474,7 @@ class EmbeddingWorker::Impl {
   std::vector<std::size_t> half_dims_{};     ///< dims_ if values are compressed, else empty.
   std::unique_ptr<EmbeddingClient> client_;  ///< Null: there are no tables yet.
   std::uint64_t generation_ = 0, token_ = 0;
-  std::map<BatchName, Buffered> buffered_;
+  std::map<BatchName, Body> buffered_;                   ///< Ids of batches, as they came.
   std::map<std::uint64_t, std::uint64_t> last_numbers_;  ///< Number of the last batch of each loader.
   std::size_t num_bytes_ = 0;                            ///< Bodies of buffered_.
   std::deque<WaitingLoader> loaders_;                    ///< Submitted, and without room.

@@ -9,26 +9,15 @@ namespace headway::hybrid {
 WorkerClient::WorkerClient(std::string name, std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout)
     : name_(std::move(name)), timeout_(timeout), requester_(std::move(link), timeout) {}
 
-template <class Call>
-auto WorkerClient::named(Call&& call) {
-  try {
-    return call();
-  } catch (base::OperationError const& error) {
-    throw base::OperationError({error.status().code(), name_ + ": " + error.what()});
-  } catch (RequestRefused const& refused) {
-    throw RequestRefused(refused.code(), name_ + ": " + refused.what());
-  }
-}
-
 Requester::CallPtr WorkerClient::start(WorkerRequest kind, std::uint64_t generation, Body body) {
-  return named([&] {
+  return with_name(name_, [&] {
     return requester_.start(
         {.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)});
   });
 }
 
 Body WorkerClient::await(Requester::Call& call, std::string const& missing, WhileWaiting const& while_waiting) {
-  return named([&] { return requester_.await(call, timeout_, missing, while_waiting); });
+  return with_name(name_, [&] { return requester_.await(call, timeout_, missing, while_waiting); });
 }
 
 void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
@@ -36,10 +25,7 @@ void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::s
   auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features, compression));
   static_cast<void>(await(*call, "it was not set up"));
   compression_ = compression;
-  half_dims_.clear();
-  for (auto const& table : tables) {
-    if (compression.values) half_dims_.push_back(table.options.dim);
-  }
+  half_dims_ = half_dims_of(tables, compression);
 }
 
 void WorkerClient::begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {

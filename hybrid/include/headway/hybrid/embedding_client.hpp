@@ -113,9 +113,9 @@ class EmbeddingClient {
   /// Calls `call` for each server, also after an exception; then throws the first one.
   template <class Call>
   void at_each_server(Call&& call);
-  /// Have all servers answered their lookup, or their part?
+  /// Finds the last server that has not answered its lookup, or its part.
   template <class Call>
-  [[nodiscard]] bool have_answered(Batch const& batch, Call call);
+  [[nodiscard]] std::optional<std::size_t> find_missing(Batch const& batch, Call call);
   [[nodiscard]] Batch& at(BatchId batch);
   [[nodiscard]] Batch const& at(BatchId batch) const;
   /// Keys of a server.

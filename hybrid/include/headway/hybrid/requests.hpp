@@ -59,6 +59,18 @@ class RequestRefused : public std::runtime_error {
   ReplyCode code_;
 };
 
+/// Calls `call`. Texts of the errors that requests throw begin with `name`.
+template <class Call>
+auto with_name(std::string const& name, Call&& call) {
+  try {
+    return call();
+  } catch (base::OperationError const& error) {
+    throw base::OperationError({error.status().code(), name + ": " + error.what()});
+  } catch (RequestRefused const& refused) {
+    throw RequestRefused(refused.code(), name + ": " + refused.what());
+  }
+}
+
 /// A request to send.
 struct RequestArgs {
   std::uint32_t kind = 0;        ///< Meaning of the body, which the two ends agree on.

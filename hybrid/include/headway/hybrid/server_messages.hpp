@@ -105,6 +105,9 @@ struct ServerStatus {
 [[nodiscard]] std::vector<embedding::MergedTable> decode_tables(std::span<std::byte const> body);
 
 /// Tables and compression, in the body of kConfigure.
+/// Columns of a row of each merged table if values are compressed, else none.
+[[nodiscard]] std::vector<std::size_t> half_dims_of(std::span<embedding::MergedTable const> tables,
+                                                    Compression compression);
 [[nodiscard]] Body encode_configuration(std::span<embedding::MergedTable const> tables, Compression compression);
 struct DecodedConfiguration {
   Compression compression;

@@ -59,9 +59,6 @@ class WorkerClient {
  private:
   [[nodiscard]] Requester::CallPtr start(WorkerRequest kind, std::uint64_t generation, Body body);
   [[nodiscard]] Body await(Requester::Call& call, std::string const& missing, WhileWaiting const& while_waiting = {});
-  /// Runs `call`; its errors name the worker.
-  template <class Call>
-  auto named(Call&& call);
 
   std::string name_;
   std::chrono::milliseconds timeout_;
