@@ -55,17 +55,12 @@ def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch])
         ValueError: a worker has no batch at all.
         RuntimeError: a server is lost. The message names it.
     """
-    waiting: deque[Batch] = deque()  # Taken from the source. All workers take one in each step, as they agree on it.
-    ahead: deque[Batch] = deque()  # Their lookups have begun.
+    ahead: deque[Batch] = deque()
     depth = tables.most_in_flight if isinstance(tables, HybridTables) else 1
     following = _source_of_all_workers(tables, source)
     try:
         while True:
-            while len(waiting) + len(ahead) < depth and (batch := next(following, None)) is not None:
-                waiting.append(batch)
-            # Gradients on their way are batches in flight, too. With a lookup ahead the loop need not wait for them.
-            while waiting and (not ahead or (isinstance(tables, HybridTables) and tables.may_begin())):
-                batch = waiting.popleft()
+            while len(ahead) < depth and (batch := next(following, None)) is not None:
                 ahead.append(replace(batch, features=tables.begin(batch.features)))
             if not ahead:
                 break

@@ -139,14 +139,20 @@ class ServerLookups:
         self.end_at = self._client.end_at
         self.status = self._client.status
 
-    def start(self, step: int, rank: int, features: Any) -> bool:
-        """Sends a batch; returns whether it has samples."""
+    def prepare(self, features: Any) -> tuple[Any, bool]:
+        """Checks a batch; returns what ``start()`` sends, and whether it has samples."""
         if isinstance(features, BatchRef):
             raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses")
         arguments, num_bags = self._layout.arguments_of(features)
+        return (arguments, num_bags), any(len(lengths) > 0 for _, _, _, _, lengths, _ in arguments)
+
+    def start(self, step: int, rank: int, prepared: Any) -> None:
+        arguments, num_bags = prepared
         self._client.start(step, rank, arguments)
         self._num_bags[step] = num_bags
-        return any(len(lengths) > 0 for _, _, _, _, lengths, _ in arguments)
+
+    def forget(self, step: int, rank: int, prepared: Any) -> None:
+        """Tells about a batch that is dropped and was not started. Servers know nothing of it."""
 
     def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
         return self._num_bags[step], self._client.wait(step, rank)
@@ -175,11 +181,17 @@ class WorkerLookups:
         self.waits = self._workers.waits
         self.end_at = self._workers.end_at
 
-    def start(self, step: int, rank: int, features: Any) -> bool:
-        """Fetches a batch; returns whether there is one."""
+    def prepare(self, features: Any) -> tuple[Any, bool]:
+        """Checks a batch; returns what ``start()`` sends, and whether there is a batch."""
         reference = self._reference_of(features)
-        self._workers.start(step, rank, reference)
-        return reference is not None
+        return reference, reference is not None
+
+    def start(self, step: int, rank: int, prepared: Any) -> None:
+        self._workers.start(step, rank, prepared)
+
+    def forget(self, step: int, rank: int, prepared: Any) -> None:
+        """Tells about a batch that is dropped and was not started. Its embedding worker has its ids."""
+        self._workers.start(step, rank, prepared)
 
     def _reference_of(self, features: Any) -> tuple[int, int, int] | None:
         """Returns the key of a batch; None: it is empty."""

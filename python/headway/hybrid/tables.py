@@ -48,6 +48,8 @@ class HybridBatch:
     Attributes:
         step: its step.
         source: the features, by which activation checkpointing finds the batch again.
+        prepared: what is sent for it.
+        is_sent: its lookup is on its way, or has come.
         gradients: (bags, dim) of each merged table, or None; from the backward pass.
         is_looked_up: ``forward()`` has returned its embeddings.
         has_backward: a backward pass has reached it.
@@ -58,6 +60,8 @@ class HybridBatch:
 
     step: int
     source: Any
+    prepared: Any = None
+    is_sent: bool = False
     gradients: list[Values | None] = field(default_factory=list)
     is_looked_up: bool = False
     has_backward: bool = False
@@ -203,14 +207,12 @@ class HybridTables(nn.Module):
         """Batches that may be between ``begin()`` and the confirmation of their gradients."""
         return self.config.most_missing_steps + 1
 
-    def may_begin(self) -> bool:
-        """Returns whether ``begin()`` would not wait for servers to confirm gradients."""
-        while self._returned and self._lookups.is_finished(self._returned[0].step, self.rank):
-            self._confirm_oldest()
-        return len(self._ahead) + len(self._returned) < self.most_in_flight
-
     def begin(self, features: Features | BatchRef | None) -> HybridBatch:
         """Sends the ids of the next batch to the servers that own them. Does not wait for their embeddings.
+
+        Gradients on their way are batches in flight, too. While there are too many, the ids are sent later: when
+        servers have confirmed gradients, at the latest when the embeddings are wanted. So the number of batches that
+        have begun does not depend on the time that messages take.
 
         Args:
             features: as for ``HashTableCollection``; weights do not get a gradient. With embedding workers a
@@ -226,14 +228,31 @@ class HybridTables(nn.Module):
                 f"{self.most_in_flight} batches have begun and wait for optimizer.step(): no more may begin with a "
                 f"staleness of {self.config.most_missing_steps}"
             )
-        while len(self._ahead) + len(self._returned) >= self.most_in_flight:
-            self._confirm_oldest()
-        has_samples = self._lookups.start(self._next, self.rank, features)
-        batch = HybridBatch(self._next, features, [None] * len(self.merged_tables), has_samples=has_samples)
+        prepared, has_samples = self._lookups.prepare(features)
+        batch = HybridBatch(
+            self._next, features, prepared, gradients=[None] * len(self.merged_tables), has_samples=has_samples
+        )
+        self._send_begun()  # Older ones first.
+        self._send_if_allowed(batch)
         self._counts.begun += 1
         self._next += 1
         self._ahead.append(batch)
         return batch
+
+    def _num_in_flight(self) -> int:
+        return sum(each.is_sent for each in self._ahead) + len(self._returned)
+
+    def _send_begun(self) -> None:
+        """Sends the batches that have begun, as far as the bound allows. Does not wait."""
+        while self._returned and self._lookups.is_finished(self._returned[0].step, self.rank):
+            self._confirm_oldest()
+        for batch in self._ahead:
+            self._send_if_allowed(batch)
+
+    def _send_if_allowed(self, batch: HybridBatch) -> None:
+        if not batch.is_sent and self._num_in_flight() < self.most_in_flight:
+            self._lookups.start(batch.step, self.rank, batch.prepared)
+            batch.is_sent = True
 
     def forward(self, features: Features | BatchRef | HybridBatch) -> dict[str, torch.Tensor]:
         """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
@@ -258,9 +277,15 @@ class HybridTables(nn.Module):
                 self._confirm_oldest()
             return self._by_feature(*self._lookups.read(features))
         else:
+            while self._returned and self._num_in_flight() >= self.most_in_flight:
+                self._confirm_oldest()
             batch = self.begin(features)
         if batch not in self._ahead:
             raise ValueError(f"the batch of step {batch.step} has made its step")
+        self._send_begun()
+        while not batch.is_sent:
+            self._confirm_oldest()
+            self._send_begun()
         batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
@@ -404,6 +429,8 @@ class HybridTables(nn.Module):
 
     def _drop_oldest(self, cause: str) -> None:
         batch = self._ahead[0]
+        if not batch.is_sent:
+            self._lookups.forget(batch.step, self.rank, batch.prepared)
         self._lookups.drop(batch.step, self.rank, cause if batch.has_samples else "no_batch")
         batch.loss = cause
         self._end_oldest()
@@ -502,8 +529,9 @@ class HybridTables(nn.Module):
                 )
             while self._returned:
                 self._confirm_oldest()
-        # Workers may have begun different numbers of lookups ahead. Servers wait for none from the first missing one.
-        end = min(all_gather(self._next, self._group))
+        # Workers may have sent different numbers of lookups ahead. Servers wait for none from the first missing one.
+        own_end = next((batch.step for batch in self._ahead if not batch.is_sent), self._next)
+        end = min(all_gather(own_end, self._group))
         error = ask(
             lambda: server_checkpoints.save(
                 Path(folder),
@@ -596,11 +624,12 @@ class HybridTables(nn.Module):
 
     def _begin_again(self) -> None:
         """Looks up the batches that have begun in a new generation."""
-        if any_rank(self.process_group, bool(self._ahead)):  # Workers begin a generation together.
+        if self._ahead:
             self._begin_if_ended()
         for batch in self._ahead:
-            self._lookups.start(batch.step, self.rank, batch.source)
+            batch.is_sent = False
             self._next += 1
+        self._send_begun()
 
     # Statistics
 

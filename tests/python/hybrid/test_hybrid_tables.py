@@ -111,6 +111,28 @@ def test_the_staleness_stays_in_its_bound(two_servers: list[str]) -> None:
         assert len(status.staleness) == 3 and sum(status.staleness) == status.lookups == STEPS
 
 
+def test_the_end_of_a_loop_does_not_depend_on_the_time_of_confirmations(
+    two_servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = connect(two_servers, "hybrid", staleness=3)
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    for is_late in (False, True):
+        if is_late:  # Nothing is confirmed before it is waited for.
+            monkeypatch.setattr(tables._lookups, "is_finished", lambda step, rank: False)
+        first = tables.step
+        for number, batch in enumerate(hybrid.batches(tables, source)):
+            sum(each.sum() for each in tables(batch.features).values()).backward()
+            tables.optimizer.step()
+            if number == 4:
+                break
+        assert tables.step == first + 5 + 3, "the lookups ahead are void"
+    counts = tables.counts()
+    assert (counts.begun, counts.lost["skipped"] + counts.in_flight + counts.trained) == (16, 16)
+    monkeypatch.undo()
+    assert len(train(tables, source)) == STEPS
+    assert [each.num_applied for each in tables.status()] == [16 + STEPS] * 2
+
+
 def test_another_trainer_goes_on_where_the_first_ended(two_servers: list[str]) -> None:
     source = [batch_of(step, 0) for step in range(STEPS)]
     first = connect(two_servers)
