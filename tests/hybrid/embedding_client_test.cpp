@@ -108,7 +108,7 @@ TEST(EmbeddingClient, ABatchEndsOnce) {
 
 TEST(EmbeddingClient, AMissingPartIsATimeoutThatNamesTheServer) {
   Servers servers(1);
-  auto const client = connect(servers, std::chrono::milliseconds(100));
+  auto const client = connect(servers, std::chrono::seconds(2));
   client->begin_generation(1, {.num_workers = 2});
   RandomBatch const batch(1);
   client->start({0, 0}, batch.features);
@@ -122,7 +122,7 @@ TEST(EmbeddingClient, AMissingPartIsATimeoutThatNamesTheServer) {
     FAIL() << "worker 1 sent nothing";
   } catch (base::OperationError const& error) {
     EXPECT_EQ(error.status().code(), base::StatusCode::kTimeout);
-    EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows came within 100 ms"), 0U)
+    EXPECT_EQ(std::string(error.what()).find("server 0: batch of step 1, worker 0: no rows came within 2000 ms"), 0U)
         << error.what();
   }
 }

@@ -71,18 +71,30 @@ TEST(Requests, BodiesOfAllSizesComeBack) {
   }
 }
 
-TEST(Requests, AnswersComeWhileNobodyWaits) {
-  auto const body = pattern(3'000'000, 9);
+/// Whether two answers come within a time in which nobody waits for them.
+bool answers_come_within(milliseconds time, Body const& body) {
   Ends ends([&](Request& request) { request.reply(body); });
   auto const first = ends.requester->start({.kind = 1}), second = ends.requester->start({.kind = 2});
-  std::this_thread::sleep_for(milliseconds(500));
+  std::this_thread::sleep_for(time);
   ends.responder.reset();  // Later than now nothing comes.
-  for (auto const& call : {first, second}) {
-    auto const reply = ends.requester->wait(*call, kLong);
-    ASSERT_TRUE(reply.has_value());
-    EXPECT_EQ(reply->body, body);
+  try {
+    for (auto const& call : {first, second}) {
+      auto const reply = ends.requester->wait(*call, kLong);
+      if (!reply.has_value()) return false;
+      EXPECT_EQ(reply->body, body);
+    }
+  } catch (base::OperationError const&) {
+    return false;
   }
   EXPECT_THROW(static_cast<void>(ends.requester->ask({.kind = 3}, kLong)), base::OperationError);
+  return true;
+}
+
+TEST(Requests, AnswersComeWhileNobodyWaits) {
+  auto const body = pattern(3'000'000, 9);
+  auto const is_soon_enough = [&](milliseconds time) { return answers_come_within(time, body); };
+  // A busy host needs longer.
+  EXPECT_TRUE(std::ranges::any_of(std::vector{milliseconds(100), milliseconds(1000), milliseconds(8000)}, is_soon_enough));
 }
 
 TEST(Requests, SeveralThreadsWaitForAnswersInAnyOrder) {

@@ -312,8 +312,10 @@ TEST(Staleness, OneSlowGradientLetsOthersRunAheadByExactlyTheBound) {
     fast.finish(step, gradient, 1);
   }
   fast.start(kStaleness + 1, ids);
-  for (int i = 0; i < 20 && servers[0].status().held == 0; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  auto const until = comm::deadline_after(kLong);
+  while (servers[0].status().held == 0 && comm::Clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   auto status = servers[0].status();
   EXPECT_EQ(status.held, 1U);
   EXPECT_EQ(status.num_applied, 0U);
