@@ -112,8 +112,15 @@ class _Prepared:
         return self.start(addresses, "--clients", str(_CLIENTS), seconds=seconds).finish()
 
     def sustained(self, addresses: Sequence[str]) -> float:
-        """Requests a second that the ranks sustain."""
-        return _SUSTAINED * self.closed_loop(addresses, 5).answered_per_s
+        """Requests a second that the ranks sustain.
+
+        Raises:
+            BenchmarkError: they answer none.
+        """
+        run = self.closed_loop(addresses, 5)
+        if run.answered_per_s == 0:
+            raise BenchmarkError(f"no request was answered in 5 s: {run.result['statuses']}")
+        return _SUSTAINED * run.answered_per_s
 
 
 def measure(options: argparse.Namespace) -> list[Point]:

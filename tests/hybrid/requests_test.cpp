@@ -94,7 +94,8 @@ TEST(Requests, AnswersComeWhileNobodyWaits) {
   auto const body = pattern(3'000'000, 9);
   auto const is_soon_enough = [&](milliseconds time) { return answers_come_within(time, body); };
   // A busy host needs longer.
-  EXPECT_TRUE(std::ranges::any_of(std::vector{milliseconds(100), milliseconds(1000), milliseconds(8000)}, is_soon_enough));
+  EXPECT_TRUE(
+      std::ranges::any_of(std::vector{milliseconds(100), milliseconds(1000), milliseconds(8000)}, is_soon_enough));
 }
 
 TEST(Requests, SeveralThreadsWaitForAnswersInAnyOrder) {

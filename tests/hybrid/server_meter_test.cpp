@@ -126,7 +126,7 @@ TEST(ServerMeter, AServerCountsLossesWaitsAndBytes) {
   };
   ASSERT_TRUE(client.wait_rows(*lookup({0, 0}), kLong));
   finish({0, 0}, 1);
-  auto const held = lookup({1, 0});  // Waits for worker 1.
+  auto const held = lookup({1, 0});                         // Waits for worker 1.
   EXPECT_FALSE(client.wait_rows(*held, milliseconds(20)));  // The server may hold it for less: it has to arrive.
   client.finish(*client.start_void(1, {0, 1}, LossCause::kOverflow));
   ASSERT_TRUE(client.wait_rows(*held, kLong));

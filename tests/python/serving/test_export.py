@@ -23,6 +23,7 @@ from headway.serving import (
     export,
 )
 from headway.serving.export import _expect_rows_apart, _Flat, _served_tables
+from headway.serving.unloadable_code import compiler_settings
 from torch import Tensor, nn
 
 
@@ -259,3 +260,14 @@ def test_the_manifest_is_plain_json(package: Path) -> None:
         "initializer": {"kind": "uniform", "low": -0.05, "high": 0.05},
     }
     assert body["seed"] == 7
+
+
+def test_a_compiler_whose_code_would_crash_is_refused(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    compiler.chmod(0o755)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (None, str(compiler))}),
+        pytest.raises(PackageError, match="links the C\\+\\+ library statically"),
+    ):
+        compiler_settings()
