@@ -98,12 +98,11 @@ std::vector<embedding::MergedTable> tables_of(Settings const& settings) {
 }
 
 comm::GroupOptions options_of(comm::Transport transport) {
-  comm::GroupOptions options;
+  auto options = hybrid::request_link_options({});
   options.transport = transport;
   options.name = "bench";
   options.secret = "secret of the benchmark";
   options.connect_timeout = kTimeout;
-  options.timeout = comm::kLongestTimeout;
   return options;
 }
 

@@ -82,8 +82,7 @@ Arguments parse(std::vector<std::string> const& words) {
 }
 
 std::vector<ServerEnd> connect(Arguments const& arguments) {
-  auto options = arguments.service.link;
-  options.timeout = comm::kLongestTimeout;
+  auto options = request_link_options(arguments.service.link);
   options.connect_timeout = arguments.connect_timeout;
   std::vector<ServerEnd> ends;
   for (auto const& address : arguments.servers) {

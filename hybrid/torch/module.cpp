@@ -75,9 +75,8 @@ Floats new_array(std::size_t rows, std::size_t columns) {
 
 /// Options of links to the servers of a job. @throws base::UsageError if the secret is missing
 comm::GroupOptions link_options(std::string const& job, double connect_timeout_s) {
-  comm::GroupOptions options;
+  auto options = request_link_options({});
   options.name = job;
-  options.timeout = comm::kLongestTimeout;
   options.connect_timeout = milliseconds_of(connect_timeout_s);
   options.while_connecting = check_signals;
   comm::read_group_environment(options);

@@ -102,6 +102,7 @@ def test_the_shared_queue_has_256_receives_for_each_peer_or_what_the_device_has(
 def test_the_constants_are_those_of_the_transport() -> None:
     limits = (ROOT / "libcomm/src/transport/verbs/limits.hpp").read_text()
     layout = (ROOT / "libcomm/src/channel/receive_layout.hpp").read_text()
+    options = (ROOT / "libcomm/include/headway/comm/group_options.hpp").read_text()
     for text, name, value in (
         (limits, "kMaxCredits", put_model.MAX_CREDITS),
         (limits, "kSendRequests", put_model.SEND_REQUESTS),
@@ -109,7 +110,7 @@ def test_the_constants_are_those_of_the_transport() -> None:
         (limits, "kWindows", put_model.WINDOWS),
         (limits, "kMinInPlaceBytes", put_model.MIN_IN_PLACE_BYTES),
         (layout, "kP2PSlots", put_model.P2P_SLOTS),
-        (layout, "kP2PSlotBytes", put_model.P2P_SLOT_BYTES),
+        (options, "message_slot_bytes", put_model.P2P_SLOT_BYTES),
         (layout, "kRendezvousFragments", put_model.RENDEZVOUS_FRAGMENTS),
         (layout, "kRendezvousFragmentBytes", put_model.RENDEZVOUS_FRAGMENT_BYTES),
     ):

@@ -44,12 +44,13 @@ Body pattern(std::size_t size, unsigned seed) {
 
 /// A responder with a handler, and its requester.
 struct Ends {
-  explicit Ends(Responder::Handler handler, std::uint64_t fault_seed = 0, std::size_t max_body_bytes = 1 << 24) {
-    auto [server, client] = make_two_ends(fault_seed);
+  explicit Ends(Responder::Handler handler, std::uint64_t fault_seed = 0, std::size_t max_body_bytes = 1 << 24,
+                bool can_get = true, std::optional<std::chrono::microseconds> round_trip = std::nullopt) {
+    auto [server, client] = make_two_ends(fault_seed, can_get);
     responder = std::make_unique<Responder>(
         std::move(server), ResponderOptions{.incarnation = kIncarnation, .max_body_bytes = max_body_bytes},
         std::move(handler));
-    requester = std::make_unique<Requester>(std::move(client), kLong);
+    requester = std::make_unique<Requester>(std::move(client), kLong, round_trip);
   }
   std::unique_ptr<Responder> responder;
   std::unique_ptr<Requester> requester;
@@ -69,6 +70,40 @@ TEST(Requests, BodiesOfAllSizesComeBack) {
       EXPECT_EQ(ends.requester->ask({.kind = 1, .body = body}, kLong), body) << size;
     }
   }
+}
+
+TEST(Requests, BodiesInPiecesComeBack) {
+  constexpr auto kMost = kInlineBytes + kMostPieces * kMessageSlotBytes;
+  for (auto const& [seed, round_trip] :
+       {std::pair(0, milliseconds(24)), std::pair(5, milliseconds(24)), std::pair(0, milliseconds(1))}) {
+    Ends const ends(echo, static_cast<std::uint64_t>(seed), 1 << 24, false, round_trip);
+    std::vector<std::pair<Requester::CallPtr, Body>> calls;
+    for (std::size_t const size :
+         {kInlineBytes, kInlineBytes + 1, kInlineBytes + kMessageSlotBytes, kInlineBytes + 2 * kMessageSlotBytes + 1,
+          kMost, kMost + 1, std::size_t{9'000'000}}) {
+      auto body = pattern(size, static_cast<unsigned>(size));
+      EXPECT_EQ(ends.requester->ask({.kind = 1, .body = body}, kLong), body) << size;
+      calls.emplace_back(ends.requester->start({.kind = 1, .body = body}), std::move(body));
+    }
+    for (auto const& [call, body] : calls) EXPECT_EQ(ends.requester->await(*call, kLong, "no answer"), body);
+  }
+}
+
+TEST(Requests, PiecesDoNotWaitForTheirReceiver) {
+  auto [server, client] = make_two_ends(0, false);
+  auto const body = pattern(1'000'000, 3);
+  SendList sends;
+  sends.send(*client, {.seq = 1}, body, kRequestMatch, request_rest_match(1), body.size());
+  Incoming incoming;  // Nobody looks at the first message before all pieces are there.
+  auto const until = comm::deadline_after(kLong);
+  while (sends.num_bytes() > 0 && comm::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(sends.num_bytes(), 0U) << "they wait";
+  incoming.post(*server, kRequestMatch);
+  while (!incoming.test(*server)) incoming.wait(*server, kLong);
+  EXPECT_EQ(incoming.frame.header.piece_bytes, body.size() - kInlineBytes);
+  EXPECT_TRUE(incoming.take_frame(*server, request_rest_match(1)));
+  while (!incoming.test(*server)) incoming.wait(*server, kLong);
+  EXPECT_EQ(incoming.body, body);
 }
 
 /// Whether two answers come within a time in which nobody waits for them.
@@ -303,6 +338,9 @@ TEST(Requests, AWrongFrameIsRefused) {
             static_cast<std::uint64_t>(ReplyCode::kBadRequest));
   EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation, .kind = 5, .body_bytes = std::uint64_t{1} << 60}),
             std::nullopt);
+  EXPECT_EQ(send_raw({.seq = 1, .incarnation = kIncarnation, .kind = 5, .body_bytes = 2000, .piece_bytes = 1033}),
+            std::nullopt)
+      << "1,032 bytes are left for pieces";
 }
 
 }  // namespace

@@ -105,10 +105,9 @@ double value_of(std::vector<base::MetricFamily> const& families, std::string_vie
 }
 
 TEST(ServerMeter, AServerCountsLossesWaitsAndBytes) {
-  comm::GroupOptions link;
+  auto link = request_link_options({});
   link.name = "job";
   link.secret = "a secret of the job";
-  link.timeout = comm::kLongestTimeout;
   ServerService const service({.service = {.address = "127.0.0.1:0", .link = link}});
   ServerClient client(comm::dial(service.address(), link), kLong);
   auto tables = one_table(2);

@@ -17,10 +17,9 @@ namespace headway::hybrid {
 namespace {
 
 comm::GroupOptions link_options(comm::Transport transport = comm::Transport::kAuto) {
-  comm::GroupOptions options;
+  auto options = request_link_options({});
   options.transport = transport;
   options.slot_bytes = 4096;
-  options.timeout = comm::kLongestTimeout;
   options.connect_timeout = kLong;
   options.name = "job";
   options.secret = "a secret of the job";

@@ -2,11 +2,17 @@
 
 // Messages of requests and answers.
 //
-// Both consist of a first message of fixed size, and of a second one if the body does not fit. The receiver of the
-// first message learns from it how large the second one is.
+// Both consist of a first message of fixed size, and of further ones if the body does not fit: pieces of the size of a
+// link's message slots, which leave at once, and one message for the rest, which waits until its receiver has told
+// where it belongs. A piece costs one copy more, and the other message a round trip. So as many bytes go in pieces as
+// travel in a round trip; the round trip of the rest passes meanwhile. The requester measures it, and tells the
+// responder. Over shm nothing goes in pieces, since the receiver reads the sender's memory.
 //
-// Example: a body of 3,000 bytes. The first message has the header (48 bytes) and the first 976 bytes of the body. The
-// second one has the other 2,024 bytes, and the sequence number in its `match`.
+// Example: a body of 300,000 bytes over tcp. The first message has the header (56 bytes) and the first 968 bytes of the
+// body. With a round trip of 24 ms three pieces follow, of 131,072, 131,072 and 36,888 bytes, with the sequence number
+// in their `match`: the body is there after 12 ms. With a round trip of 50 us a piece of 50,000 bytes follows, and one
+// message with the other 249,032 bytes. The receiver learns from the first message how the body is cut, and posts all
+// receives.
 //
 // Integers have 64 bits, in the byte order of the host. The handshake of a group refuses peers of another byte order.
 
@@ -17,12 +23,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,7 +46,8 @@ struct FrameHeader {
   std::uint64_t incarnation = 0;
   std::uint64_t kind = 0;  ///< Kind of a request; ReplyCode of an answer.
   std::uint64_t body_bytes = 0;
-  std::uint64_t reserved = 0;
+  std::uint64_t piece_bytes = 0;         ///< Bytes of the body that come in pieces.
+  std::uint64_t answer_piece_bytes = 0;  ///< Of a request: bytes of the answer that may come in pieces.
 };
 inline constexpr std::size_t kInlineBytes = kFirstBytes - sizeof(FrameHeader);
 
@@ -66,41 +75,72 @@ constexpr std::uint64_t request_rest_match(std::uint64_t seq) { return std::uint
 constexpr std::uint64_t reply_match(std::uint64_t seq) { return std::uint64_t{3} << 60 | seq; }
 constexpr std::uint64_t reply_rest_match(std::uint64_t seq) { return std::uint64_t{4} << 60 | seq; }
 
+/// Size of the message slots of a link with requests.
+inline constexpr std::size_t kMessageSlotBytes = std::size_t{128} << 10;
+/// Pieces of a body at most. Two of the 16 slots are left for other messages.
+inline constexpr std::size_t kMostPieces = 14;
+/// Rate at which pieces are taken to travel. A faster link is left idle for a part of a round trip.
+inline constexpr std::size_t kPieceBytesPerMicrosecond = 1000;
+
+/// Bytes of a body that go in pieces over a link at most.
+inline std::size_t most_piece_bytes(comm::Group& link, std::chrono::microseconds round_trip) {
+  if (link.options().allow_get && link.monitor().traits(1 - link.rank()).can_get) return 0;
+  return std::min(kMostPieces * link.options().message_slot_bytes,
+                  static_cast<std::size_t>(round_trip.count()) * kPieceBytesPerMicrosecond);
+}
+
+/// Calls `each` with the parts of the rest of a body, in the order of their messages.
+/// @param rest of type std::span<std::byte> or std::span<std::byte const>
+template <class Span, class Function>
+void for_each_part(comm::Group const& link, Span rest, std::size_t piece_bytes, Function const& each) {
+  if (rest.size() > piece_bytes) each(rest.subspan(piece_bytes));
+  auto const size = link.options().message_slot_bytes;
+  for (std::size_t begin = 0; begin < piece_bytes; begin += size) {
+    each(rest.subspan(begin, std::min(size, piece_bytes - begin)));
+  }
+}
+
 /// A frame on its way out, and the body that it begins.
 struct Outgoing {
   Frame frame{};
   Body body{};
 
-  Outgoing(FrameHeader const& header, Body whole) : body(std::move(whole)) {
+  Outgoing(FrameHeader const& header, Body whole, std::size_t most_bytes_in_pieces) : body(std::move(whole)) {
     frame.header = header;
     frame.header.body_bytes = body.size();
+    frame.header.piece_bytes = std::min(rest().size(), most_bytes_in_pieces);
     if (!body.empty()) std::memcpy(frame.inline_body.data(), body.data(), frame.num_inline());
+  }
+  /// What the first message does not hold.
+  [[nodiscard]] std::span<std::byte const> rest() const {
+    return std::span<std::byte const>(body).subspan(frame.num_inline());
   }
 };
 
 /// Messages that are being sent, and their memory. Thread-safe.
 class SendList {
  public:
-  /// Sends a frame, and the rest of its body if it has one.
+  /// Sends a frame, and the rest of its body if it has one: up to `most_bytes_in_pieces` in pieces.
   /// @throws base::OperationError if the link has failed
-  void send(comm::Group& link, FrameHeader const& header, Body body, std::uint64_t match, std::uint64_t rest_match) {
-    auto message = std::make_unique<Outgoing>(header, std::move(body));
+  void send(comm::Group& link, FrameHeader const& header, Body body, std::uint64_t match, std::uint64_t rest_match,
+            std::size_t most_bytes_in_pieces) {
+    auto message = std::make_unique<Outgoing>(header, std::move(body), most_bytes_in_pieces);
     int const peer = 1 - link.rank();
     std::lock_guard const lock(mutex_);
     forget_sent();
     auto& outgoing = *message;
     // A send that throws has not begun. Once the first one has, its memory has to stay.
-    sending_.push_back({.message = std::move(message), .first = nullptr, .rest = nullptr});
-    auto& sending = sending_.back();
+    sending_.push_back({.message = std::move(message), .sends = {}});
+    auto& sends = sending_.back().sends;
     try {
-      sending.first = link.send(outgoing.frame.bytes(), peer, match, kBytes);
+      sends.push_back(link.send(outgoing.frame.bytes(), peer, match, kBytes));
     } catch (...) {
       sending_.pop_back();
       throw;
     }
     num_bytes_ += kFirstBytes + outgoing.body.size();
-    auto const rest = std::span<std::byte const>(outgoing.body).subspan(outgoing.frame.num_inline());
-    if (!rest.empty()) sending.rest = link.send(rest, peer, rest_match, kBytes);
+    for_each_part(link, outgoing.rest(), outgoing.frame.header.piece_bytes,
+                  [&](auto part) { sends.push_back(link.send(part, peer, rest_match, kBytes)); });
   }
 
   /// Memory of messages that have not left.
@@ -113,12 +153,12 @@ class SendList {
  private:
   struct Sending {
     std::unique_ptr<Outgoing> message{};
-    comm::OperationPtr first{}, rest{};
+    std::vector<comm::OperationPtr> sends{};
   };
 
   void forget_sent() {
     std::erase_if(sending_, [this](Sending const& each) {
-      if (!each.first->done() || (each.rest != nullptr && !each.rest->done())) return false;
+      if (!std::ranges::all_of(each.sends, [](auto const& send) { return send->done(); })) return false;
       num_bytes_ -= kFirstBytes + each.message->body.size();
       return true;
     });
@@ -129,27 +169,45 @@ class SendList {
   std::size_t num_bytes_ = 0;
 };
 
-/// A frame on its way in, and its body. `receive` is the operation under way.
-struct Incoming {
+/// A frame on its way in, and its body.
+class Incoming {
+ public:
   Frame frame{};
   Body body{};
-  comm::OperationPtr receive{};
   bool has_frame = false;
   bool is_complete = false;  ///< The responder sets it.
 
   void post(comm::Group& link, std::uint64_t match) {
-    receive = link.receive(frame.bytes(), 1 - link.rank(), match, kBytes);
+    receives_.assign(1, link.receive(frame.bytes(), 1 - link.rank(), match, kBytes));
+  }
+  /// Have all messages come whose receives are posted? @throws base::OperationError if one has failed
+  bool test(comm::Group& link) {
+    while (!receives_.empty() && link.test(*receives_.back())) {
+      if (auto const status = receives_.back()->status(); !status.ok()) throw base::OperationError(status);
+      receives_.pop_back();
+    }
+    return receives_.empty();
+  }
+  /// Waits up to `limit` for one of the messages that test() has missed.
+  void wait(comm::Group& link, std::optional<std::chrono::milliseconds> limit) {
+    static_cast<void>(link.wait(*receives_.back(), limit));
+  }
+  /// May the header be that of a message?
+  [[nodiscard]] bool has_valid_pieces() const {
+    return frame.header.piece_bytes <= frame.header.body_bytes - frame.num_inline();
   }
   /// Call it when the frame has come. @returns whether the rest of the body has to be received
   bool take_frame(comm::Group& link, std::uint64_t rest_match) {
     has_frame = true;
     body.resize(frame.header.body_bytes);
     if (!body.empty()) std::memcpy(body.data(), frame.inline_body.data(), frame.num_inline());
-    auto const rest = std::span(body).subspan(frame.num_inline());
-    if (rest.empty()) return false;
-    receive = link.receive(rest, 1 - link.rank(), rest_match, kBytes);
-    return true;
+    for_each_part(link, std::span(body).subspan(frame.num_inline()), frame.header.piece_bytes,
+                  [&](auto part) { receives_.push_back(link.receive(part, 1 - link.rank(), rest_match, kBytes)); });
+    return !receives_.empty();
   }
+
+ private:
+  std::vector<comm::OperationPtr> receives_{};  ///< Under way. The last one ends last, if its peer sends no large part.
 };
 
 }  // namespace headway::hybrid

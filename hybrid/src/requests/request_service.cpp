@@ -19,11 +19,6 @@ namespace {
 /// Time after which ended links are forgotten, and after which the accepting thread sees that it has to stop.
 constexpr std::chrono::milliseconds kTick(200);
 
-comm::GroupOptions link_options(comm::GroupOptions options) {
-  options.timeout = comm::kLongestTimeout;  // A receive for the next request is always pending.
-  return options;
-}
-
 std::uint64_t draw_incarnation() {
   std::random_device device;
   std::uint64_t drawn = 0;
@@ -39,7 +34,7 @@ class RequestService::Impl {
       : options_(std::move(options)),
         handler_(std::move(handler)),
         incarnation_(draw_incarnation()),
-        listener_(options_.address, link_options(options_.link)),
+        listener_(options_.address, request_link_options(options_.link)),
         acceptor_([this](std::stop_token const& stop) { run(stop); }) {}
   ~Impl() {
     listener_.close();

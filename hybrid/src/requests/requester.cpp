@@ -12,8 +12,8 @@
 //
 // Invariants: memory of an answer lives until its receives are done, also if nobody wants it any more. An answer that
 // is never taken would fill the peer's slots otherwise. Only who leads uses `coming_` and the receives in it.
-// Complexity: a message each way, two if a body exceeds kInlineBytes. While answers are coming the requester's thread
-// wakes up once in kTick.
+// Complexity: a message each way, more if a body exceeds kInlineBytes (frame.hpp). While answers are coming the
+// requester's thread wakes up once in kTick.
 
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
@@ -42,10 +42,18 @@ constexpr std::uint64_t kMostReplyBytes = std::uint64_t{1} << 32;
 constexpr milliseconds kBetweenCalls(100);
 /// Time after which a leader looks at all answers again. An answer that overtakes another one waits so long at most.
 constexpr milliseconds kTick(1);
+/// Questions of a new requester. The fastest answer tells the round trip; the first ones also wake threads up.
+constexpr int kFirstQuestions = 3;
 /// The requester's thread goes to sleep once no answer was coming for so long.
 constexpr milliseconds kIdle(50);
 
 }  // namespace
+
+comm::GroupOptions request_link_options(comm::GroupOptions options) {
+  options.timeout = comm::kLongestTimeout;
+  options.message_slot_bytes = kMessageSlotBytes;
+  return options;
+}
 
 std::string_view to_string(ReplyCode code) {
   switch (code) {
@@ -101,6 +109,10 @@ class Requester::Impl {
   Impl(Impl const&) = delete;
   Impl& operator=(Impl const&) = delete;
   [[nodiscard]] comm::Group& link() { return *link_; }
+  /// Call it before other threads ask.
+  void set_round_trip(std::chrono::microseconds round_trip) {
+    most_piece_bytes_ = most_piece_bytes(*link_, round_trip);
+  }
 
   CallPtr start(std::shared_ptr<Impl> const& self, std::uint64_t kind, std::uint64_t incarnation, RequestArgs request) {
     auto state = std::make_shared<Call::State>();
@@ -111,8 +123,12 @@ class Requester::Impl {
       state->incoming.post(*link_, reply_match(state->seq));
       begun_.push_back(state);
       sends_.send(*link_,
-                  {.seq = state->seq, .generation = request.generation, .incarnation = incarnation, .kind = kind},
-                  std::move(request.body), kRequestMatch, request_rest_match(state->seq));
+                  {.seq = state->seq,
+                   .generation = request.generation,
+                   .incarnation = incarnation,
+                   .kind = kind,
+                   .answer_piece_bytes = most_piece_bytes_},
+                  std::move(request.body), kRequestMatch, request_rest_match(state->seq), most_piece_bytes_);
       is_thread_asleep = std::exchange(is_thread_asleep_, false);
     }
     if (is_thread_asleep) may_lead_.notify_all();
@@ -184,8 +200,7 @@ class Requester::Impl {
     try {
       bool const has_news = std::erase_if(coming_, [this](auto const& each) { return advance(*each); }) > 0;
       if (!has_news && limit > milliseconds(0) && !coming_.empty()) {
-        auto& receive = *(wanted == nullptr ? *coming_.front() : *wanted).incoming.receive;
-        static_cast<void>(link_->wait(receive, limit));
+        (wanted == nullptr ? *coming_.front() : *wanted).incoming.wait(*link_, limit);
       }
     } catch (...) {
       error = std::current_exception();
@@ -200,8 +215,7 @@ class Requester::Impl {
   /// Goes on with an answer. @returns whether it is complete
   bool advance(Call::State& state) {
     auto& incoming = state.incoming;
-    while (link_->test(*incoming.receive)) {
-      if (auto const status = incoming.receive->status(); !status.ok()) throw base::OperationError(status);
+    while (incoming.test(*link_)) {
       if (!incoming.has_frame) {
         expect_header(state);
         if (incoming.take_frame(*link_, reply_rest_match(state.seq))) continue;
@@ -214,7 +228,7 @@ class Requester::Impl {
 
   void expect_header(Call::State const& state) {
     auto const& header = state.incoming.frame.header;
-    if (header.seq == state.seq && header.body_bytes <= kMostReplyBytes &&
+    if (header.seq == state.seq && header.body_bytes <= kMostReplyBytes && state.incoming.has_valid_pieces() &&
         header.kind <= static_cast<std::uint64_t>(ReplyCode::kFailed)) {
       return;
     }
@@ -223,6 +237,7 @@ class Requester::Impl {
   }
 
   pid_t const process_;
+  std::size_t most_piece_bytes_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;   ///< For those that wait: a leader has ended.
   std::condition_variable may_lead_;  ///< For thread_: nobody waits any more, or a request has begun.
@@ -239,19 +254,26 @@ class Requester::Impl {
   std::thread thread_;
 };
 
-Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout)
+Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout,
+                     std::optional<std::chrono::microseconds> round_trip)
     : impl_(std::make_shared<Impl>(std::move(link))) {
   base::expects(impl_->link().size() == 2, "a link has two ends");
-  auto const call = impl_->start(impl_, kAskIncarnation, 0, {});
-  auto const reply = wait(*call, timeout);
-  if (!reply) {
-    throw base::OperationError({base::StatusCode::kTimeout, "the peer did not tell its incarnation within " +
-                                                                std::to_string(timeout.count()) + " ms"});
+  auto shortest = std::chrono::microseconds::max();
+  for (int i = 0; i < kFirstQuestions; ++i) {
+    auto const begin = comm::Clock::now();
+    auto const call = impl_->start(impl_, kAskIncarnation, 0, {});
+    auto const reply = wait(*call, timeout);
+    if (!reply) {
+      throw base::OperationError({base::StatusCode::kTimeout, "the peer did not tell its incarnation within " +
+                                                                  std::to_string(timeout.count()) + " ms"});
+    }
+    if (reply->code != ReplyCode::kOk || reply->body.size() != sizeof incarnation_) {
+      throw base::OperationError({base::StatusCode::kAborted, "the peer did not tell its incarnation"});
+    }
+    std::memcpy(&incarnation_, reply->body.data(), sizeof incarnation_);
+    shortest = std::min(shortest, std::chrono::duration_cast<std::chrono::microseconds>(comm::Clock::now() - begin));
   }
-  if (reply->code != ReplyCode::kOk || reply->body.size() != sizeof incarnation_) {
-    throw base::OperationError({base::StatusCode::kAborted, "the peer did not tell its incarnation"});
-  }
-  std::memcpy(&incarnation_, reply->body.data(), sizeof incarnation_);
+  impl_->set_round_trip(round_trip.value_or(shortest));
 }
 
 Requester::~Requester() = default;

@@ -37,10 +37,10 @@ class Request::Origin {
 
   [[nodiscard]] comm::Group& link() { return *link_; }
 
-  void reply(std::uint64_t seq, std::uint64_t generation, std::uint64_t kind, ReplyCode code, Body body) {
-    if (options_.traffic != nullptr) options_.traffic->count_answer(kind, message_bytes(body.size()));
-    FrameHeader const header{.seq = seq,
-                             .generation = generation,
+  void reply(Request::Description const& request, ReplyCode code, Body body) {
+    if (options_.traffic != nullptr) options_.traffic->count_answer(request.kind, message_bytes(body.size()));
+    FrameHeader const header{.seq = request.seq,
+                             .generation = request.generation,
                              .incarnation = options_.incarnation,
                              .kind = static_cast<std::uint64_t>(code)};
     try {
@@ -48,7 +48,8 @@ class Request::Origin {
         link_->admin().abort("the peer does not take its answers: over " + std::to_string(options_.max_unsent_bytes) +
                              " bytes wait for it");
       }
-      sends_.send(*link_, header, std::move(body), reply_match(seq), reply_rest_match(seq));
+      sends_.send(*link_, header, std::move(body), reply_match(request.seq), reply_rest_match(request.seq),
+                  request.answer_piece_bytes);
     } catch (std::exception const&) {  // The link has failed, so nobody waits for the answer.
     }
   }
@@ -76,9 +77,8 @@ RequestTraffic::Counts RequestTraffic::of(std::uint32_t kind) const {
           .bytes_sent = of_kind.bytes_sent.load(std::memory_order_relaxed)};
 }
 
-Request::Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, Body body,
-                 std::shared_ptr<Origin> origin)
-    : kind_(kind), generation_(generation), seq_(seq), body_(std::move(body)), origin_(std::move(origin)) {}
+Request::Request(Description const& description, Body body, std::shared_ptr<Origin> origin)
+    : description_(description), body_(std::move(body)), origin_(std::move(origin)) {}
 
 Request::~Request() {
   if (origin_ != nullptr) refuse(ReplyCode::kFailed, "the request was dropped");
@@ -86,14 +86,14 @@ Request::~Request() {
 
 void Request::reply(Body body) {
   base::expects(origin_ != nullptr, "a request is answered once");
-  std::exchange(origin_, nullptr)->reply(seq_, generation_, kind_, ReplyCode::kOk, std::move(body));
+  std::exchange(origin_, nullptr)->reply(description_, ReplyCode::kOk, std::move(body));
   body_ = {};
 }
 
 void Request::refuse(ReplyCode code, std::string_view text) {
   base::expects(origin_ != nullptr && code != ReplyCode::kOk, "a request is answered once");
   auto const bytes = std::as_bytes(std::span(text));
-  std::exchange(origin_, nullptr)->reply(seq_, generation_, kind_, code, {bytes.begin(), bytes.end()});
+  std::exchange(origin_, nullptr)->reply(description_, code, {bytes.begin(), bytes.end()});
   body_ = {};
 }
 
@@ -137,9 +137,9 @@ class Responder::Impl {
     while (coming_.size() < kAhead) coming_.emplace_back().post(origin_->link(), kRequestMatch);
     while (!take_bodies()) {
       // Only a first message may be long in coming: then no other one has come, as they come in order.
-      auto const& oldest = coming_.front();
+      auto& oldest = coming_.front();
       auto const limit = oldest.has_frame ? std::optional(kTick) : std::nullopt;
-      static_cast<void>(origin_->link().wait(*oldest.receive, limit));
+      oldest.wait(origin_->link(), limit);
     }
     auto incoming = std::move(coming_.front());
     coming_.pop_front();
@@ -151,11 +151,10 @@ class Responder::Impl {
   bool take_bodies() {
     auto& link = origin_->link();
     for (auto& each : coming_) {
-      if (!link.test(*each.receive)) {
+      if (!each.test(link)) {
         if (!each.has_frame) break;
         continue;
       }
-      expect_ok(*each.receive);
       if (each.has_frame || each.is_complete) {
         each.is_complete = true;
         continue;
@@ -167,6 +166,7 @@ class Responder::Impl {
         end("request " + std::to_string(header.seq) + " announces " + std::to_string(header.body_bytes) +
             " bytes, and at most " + std::to_string(options_.max_body_bytes) + " are allowed");
       }
+      if (!each.has_valid_pieces()) end("request " + std::to_string(header.seq) + " has pieces that exceed its body");
       if (bytes_coming_ > 0 && bytes_coming_ + header.body_bytes > options_.max_body_bytes) break;
       ++next_seq_;
       bytes_coming_ += header.body_bytes;
@@ -179,7 +179,12 @@ class Responder::Impl {
     auto const& header = incoming.frame.header;
     auto const kind = static_cast<std::uint32_t>(header.kind);
     if (options_.traffic != nullptr) options_.traffic->count_request(header.kind, message_bytes(incoming.body.size()));
-    Request request(kind, header.generation, header.seq, std::move(incoming.body), origin_);
+    auto const most_in_pieces = kMostPieces * origin_->link().options().message_slot_bytes;
+    Request request({.kind = kind,
+                     .generation = header.generation,
+                     .seq = header.seq,
+                     .answer_piece_bytes = std::min<std::size_t>(header.answer_piece_bytes, most_in_pieces)},
+                    std::move(incoming.body), origin_);
     if (header.kind == kAskIncarnation) {
       auto const bytes = std::as_bytes(std::span(&options_.incarnation, 1));
       return request.reply({bytes.begin(), bytes.end()});
@@ -195,10 +200,6 @@ class Responder::Impl {
     } catch (std::exception const& error) {
       if (!request.is_answered()) request.refuse(ReplyCode::kFailed, error.what());
     }
-  }
-
-  static void expect_ok(comm::Operation const& operation) {
-    if (auto const status = operation.status(); !status.ok()) throw base::OperationError(status);
   }
 
   [[noreturn]] void end(std::string const& reason) {

@@ -45,6 +45,7 @@ std::vector<AgreementField> fields_of(Agreement const& agreement) {
       {"max_lag_limit", std::to_string(max_lag_limit)},
       {"adapt_lag", options.adapt_lag ? "true" : "false"},
       {"slot_bytes", std::to_string(options.slot_bytes)},
+      {"message_slot_bytes", std::to_string(options.message_slot_bytes)},
       {"num_channels", std::to_string(options.num_channels)},
       {"allow_get", options.allow_get ? "true" : "false"},
       {"rdma_rails", std::to_string(options.rdma_rails)},

@@ -12,7 +12,7 @@
 // Invariants: s believes a count only if it is above the one it knows and at most the number it has sent. So a late
 //   count makes it wait, and never frees a slot in use.
 //   `arrived_mask` is the set of arrivals among the next 16 messages; a repeated tag is only counted.
-//   Payloads above kP2PSlotBytes go by rendezvous (rendezvous_protocol.cpp); the RTS takes a slot.
+//   Payloads above message_slot_bytes go by rendezvous (rendezvous_protocol.cpp); the RTS takes a slot.
 //   Unexpected messages take at most unexpected_limit_bytes, or one message. Each new receive resumes stalled sources.
 //   A message of a collective carries its number, kind and root. They must match this rank's last 256 collectives.
 // Complexity: one put per message, plus at most one signal per 8 messages. A receive searches the unexpected messages
@@ -106,7 +106,7 @@ bool P2PChannel::put_front(int peer, Outgoing const& outgoing) {
                        .consumed = static_cast<std::uint32_t>(state.num_consumed)};
   Tag const tag{.channel = kP2PChannel, .operation = static_cast<std::uint16_t>(state.num_sent)};
   std::uint64_t const slot = context_.layout().p2p_slot(context_.rank(), state.num_sent);
-  bool const is_eager = outgoing.payload.size() <= ReceiveLayout::kP2PSlotBytes;
+  bool const is_eager = outgoing.payload.size() <= context_.layout().p2p_slot_bytes();
   if (!is_eager && rendezvous_.is_full(peer)) return false;
   if (!is_eager) rendezvous_.prepare_rts(peer, outgoing.payload, header);
   if (!context_.put(peer, slot, header, is_eager ? outgoing.payload : std::span<std::byte const>(), tag)) return false;
@@ -229,10 +229,10 @@ bool P2PChannel::is_valid(int source, MessageHeader const& header) {
                           std::to_string(header.operation));
     return false;
   }
-  if (header.kind == MessageKind::kEager && header.size_bytes > ReceiveLayout::kP2PSlotBytes) {
+  if (header.kind == MessageKind::kEager && header.size_bytes > context_.layout().p2p_slot_bytes()) {
     context_.report_error("a message from rank " + std::to_string(source) + " claims " +
                           std::to_string(header.size_bytes) + " bytes in a slot of " +
-                          std::to_string(ReceiveLayout::kP2PSlotBytes));
+                          std::to_string(context_.layout().p2p_slot_bytes()));
     return false;
   }
   return true;

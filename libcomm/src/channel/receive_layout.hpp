@@ -17,24 +17,26 @@ namespace headway::comm {
 class ReceiveLayout {
  public:
   static constexpr int kP2PSlots = 16;
-  static constexpr std::size_t kP2PSlotBytes = 8 * 1024;  ///< Payload of one point-to-point slot.
   static constexpr int kRendezvousFragments = 4;          ///< In flight per source; few, so that they stay in cache.
   static constexpr std::size_t kRendezvousFragmentBytes = 64 * 1024;
 
-  /// `size`: number of ranks; `ring_slot_bytes`: payload of one ring slot.
-  ReceiveLayout(int size, int num_channels, int ring_depth, std::size_t ring_slot_bytes)
+  /// `size`: number of ranks; `ring_slot_bytes`, `p2p_slot_bytes`: payload of a slot.
+  ReceiveLayout(int size, int num_channels, int ring_depth, std::size_t ring_slot_bytes, std::size_t p2p_slot_bytes)
       : ring_depth_(static_cast<std::size_t>(ring_depth)),
         ring_slot_bytes_(ring_slot_bytes),
         ring_stride_(kHeaderBytes + round_up(ring_slot_bytes)),
+        p2p_slot_bytes_(p2p_slot_bytes),
+        p2p_stride_(kHeaderBytes + round_up(p2p_slot_bytes)),
         p2p_offset_(static_cast<std::size_t>(num_channels) * ring_depth_ * ring_stride_),
-        rendezvous_offset_(p2p_offset_ + kP2PSlots * (kHeaderBytes + kP2PSlotBytes)),
+        rendezvous_offset_(p2p_offset_ + kP2PSlots * p2p_stride_),
         claim_offset_(rendezvous_offset_ + kRendezvousFragments * (kHeaderBytes + kRendezvousFragmentBytes)),
         source_stride_(claim_offset_ + round_up(static_cast<std::size_t>(num_channels) * ring_depth_ * kClaimBytes)),
         total_bytes_(source_stride_ * static_cast<std::size_t>(size)) {}
 
   /// Layout of a group.
   static ReceiveLayout of(int size, GroupOptions const& options, ProtocolRules const& rules = {}) {
-    return {size, options.num_channels, rules.ring_depth(options.max_lag_limit), options.slot_bytes};
+    return {size, options.num_channels, rules.ring_depth(options.max_lag_limit), options.slot_bytes,
+            options.message_slot_bytes};
   }
 
   [[nodiscard]] std::size_t total_bytes() const { return total_bytes_; }
@@ -43,6 +45,8 @@ class ReceiveLayout {
   /// Payload that fits one ring slot.
   [[nodiscard]] std::size_t ring_slot_bytes() const { return ring_slot_bytes_; }
   [[nodiscard]] std::uint64_t ring_depth() const { return ring_depth_; }
+  /// Payload that fits one point-to-point slot.
+  [[nodiscard]] std::size_t p2p_slot_bytes() const { return p2p_slot_bytes_; }
 
   /// Offset of a ring slot. `slot` is the operation number modulo the depth.
   [[nodiscard]] std::uint64_t ring_slot(int source, int channel, std::size_t slot) const {
@@ -55,7 +59,7 @@ class ReceiveLayout {
   }
   /// Offset of the slot of message number `message` of a pair of ranks.
   [[nodiscard]] std::uint64_t p2p_slot(int source, std::uint64_t message) const {
-    return base(source) + p2p_offset_ + message % kP2PSlots * (kHeaderBytes + kP2PSlotBytes);
+    return base(source) + p2p_offset_ + message % kP2PSlots * p2p_stride_;
   }
   /// Offset of the area for fragment number `fragment` of a transfer.
   [[nodiscard]] std::uint64_t rendezvous_slot(int source, std::uint64_t fragment) const {
@@ -68,8 +72,8 @@ class ReceiveLayout {
   [[nodiscard]] std::size_t base(int source) const { return source_stride_ * static_cast<std::size_t>(source); }
 
   static constexpr std::size_t kClaimBytes = sizeof(std::uint64_t);
-  std::size_t ring_depth_, ring_slot_bytes_, ring_stride_, p2p_offset_, rendezvous_offset_, claim_offset_,
-      source_stride_, total_bytes_;
+  std::size_t ring_depth_, ring_slot_bytes_, ring_stride_, p2p_slot_bytes_, p2p_stride_, p2p_offset_,
+      rendezvous_offset_, claim_offset_, source_stride_, total_bytes_;
 };
 
 }  // namespace headway::comm

@@ -51,6 +51,8 @@ namespace {
 
 constexpr std::size_t kMaxFlightRecords = std::size_t{1} << 20;
 
+constexpr std::size_t kMaxMessageSlotBytes = std::size_t{1} << 20;
+
 /// Largest receive memory of a rank: the shm transport counts its 64-byte units in 32 bits.
 constexpr std::size_t kMaxReceiveBytes = std::size_t{1} << 38;
 
@@ -83,6 +85,9 @@ void check_options(int rank, int size, GroupOptions& options) {
   expects(options.num_channels >= 1 && options.num_channels <= kMaxAllToAllChannels,
           "num_channels must be 1 to " + std::to_string(kMaxAllToAllChannels));
   expects(options.slot_bytes >= 64, "slot_bytes must be at least 64");
+  expects(options.message_slot_bytes >= 64 && options.message_slot_bytes <= kMaxMessageSlotBytes,
+          "message_slot_bytes must be 64 to " + std::to_string(kMaxMessageSlotBytes) + ", not " +
+              std::to_string(options.message_slot_bytes));
   expects(
       options.rdma_rails >= 1 && options.rdma_rails <= verbs::kMaxRails,
       "rdma_rails must be 1 to " + std::to_string(verbs::kMaxRails) + ", not " + std::to_string(options.rdma_rails));

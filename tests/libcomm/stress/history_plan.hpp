@@ -33,6 +33,7 @@ struct GroupPlan {
   int lag = 0;  ///< Value of max_lag and max_lag_limit.
   int num_channels = 1;
   std::size_t slot_bytes = 64;                     ///< Size of a slot, the receive buffer of one block of an exchange.
+  std::size_t message_slot_bytes = 8 * 1024;       ///< Largest message that does not go by rendezvous.
   bool can_get = true, can_put_to_window = false;  ///< Paths of payloads above a slot; neither: fragments.
   std::size_t piece_bytes = PeerTraits::kNoLimit;  ///< Bytes of such a payload in a window at a time.
   std::size_t min_get_bytes = 0;                   ///< Smallest payload that the receiver reads (get) instead.
@@ -56,6 +57,7 @@ inline GroupPlan draw_group_plan(std::uint64_t seed, PlanChoice const& choice) {
   plan.lag = static_cast<int>(random.below(4));
   plan.num_channels = static_cast<int>(1 + random.below(2));
   plan.slot_bytes = 64u << random.below(3);
+  if (seed % 4 == 1) plan.message_slot_bytes = 64;
   std::uint64_t const path = random.below(4);
   plan.can_get = path < 2;
   plan.can_put_to_window = path == 2;

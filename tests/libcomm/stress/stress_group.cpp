@@ -78,6 +78,7 @@ StressGroup::StressGroup(GroupPlan const& plan, ProtocolRules const& rules) : pl
   options.transport = Transport::kInproc;
   options.max_lag = options.max_lag_limit = plan.lag;
   options.slot_bytes = plan.slot_bytes;
+  options.message_slot_bytes = plan.message_slot_bytes;
   options.min_get_bytes = plan.min_get_bytes;
   options.get_footprint = 0;  // Reads blocks from min_get_bytes on, however small the exchange is.
   options.rts_patience = {};  // Revokes an RTS (ready to send) at once, so that sender and receiver compete for it.

@@ -21,15 +21,18 @@
 #include <vector>
 
 // Requests over a link (comm::dial(), comm::LinkListener): one end asks, the other answers. Many requests are in
-// flight, and are answered in any order. Links need GroupOptions::timeout = comm::kLongestTimeout, because a responder
-// always waits for the next request. Requests have time limits of their own.
+// flight, and are answered in any order. Both ends of a link have options of request_link_options().
 //
-//   Requester server(comm::dial("ps-0.ps:7000", options));
+//   Requester server(comm::dial("ps-0.ps:7000", request_link_options(options)));
 //   auto const first = server.start({.kind = 3, .generation = 7, .body = body});
 //   auto const second = server.start(...);
 //   Reply const reply = server.wait(*second, 5s);
 
 namespace headway::hybrid {
+
+/// Options of links for requests: as given, but without a time limit of operations, since a responder always waits for
+/// the next request, and with slots that hold pieces of bodies. Requests have time limits of their own.
+[[nodiscard]] comm::GroupOptions request_link_options(comm::GroupOptions options);
 
 /// How a request ended.
 enum class ReplyCode : std::uint32_t {
@@ -87,8 +90,10 @@ class Requester {
 
   /// Asks the responder for its incarnation.
   /// @param timeout for that answer
+  /// @param round_trip of the link, which tells how bodies are cut (requests/frame.hpp); without it it is measured
   /// @throws base::OperationError if the link fails or the timeout passes
-  Requester(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
+  Requester(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout,
+            std::optional<std::chrono::microseconds> round_trip = std::nullopt);
   ~Requester();
   Requester(Requester const&) = delete;
   Requester& operator=(Requester const&) = delete;
@@ -148,15 +153,21 @@ class RequestTraffic {
 class Request {
  public:
   class Origin;  // The link that it came over.
+  /// What its answer has to know.
+  struct Description {
+    std::uint32_t kind = 0;
+    std::uint64_t generation = 0, seq = 0;
+    std::size_t answer_piece_bytes = 0;  ///< Bytes of the answer that may go in pieces.
+  };
 
-  Request(std::uint32_t kind, std::uint64_t generation, std::uint64_t seq, Body body, std::shared_ptr<Origin> origin);
+  Request(Description const& description, Body body, std::shared_ptr<Origin> origin);
   ~Request();
   Request(Request&&) noexcept = default;  // The other one then counts as answered.
   Request& operator=(Request&&) = delete;
 
   [[nodiscard]] bool is_answered() const { return origin_ == nullptr; }
-  [[nodiscard]] std::uint32_t kind() const { return kind_; }
-  [[nodiscard]] std::uint64_t generation() const { return generation_; }
+  [[nodiscard]] std::uint32_t kind() const { return description_.kind; }
+  [[nodiscard]] std::uint64_t generation() const { return description_.generation; }
   [[nodiscard]] std::span<std::byte const> body() const { return body_; }
   /// Moves the body out. Views of it stay valid; body() is empty.
   [[nodiscard]] Body take_body() { return std::exchange(body_, {}); }
@@ -166,8 +177,7 @@ class Request {
   void refuse(ReplyCode code, std::string_view text);
 
  private:
-  std::uint32_t kind_;
-  std::uint64_t generation_, seq_;
+  Description description_;
   Body body_;
   std::shared_ptr<Origin> origin_;  ///< Null once it was answered.
 };

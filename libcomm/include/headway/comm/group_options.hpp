@@ -26,9 +26,9 @@ inline constexpr std::size_t kMinSecretBytes = 8;
 /// Returns the name of an element type, for error messages. Any thread may call it.
 using DataTypeName = std::string (*)(DataType) noexcept;
 
-/// Settings of a group. Ranks must agree on name, transport, max_lag_limit, adapt_lag, slot_bytes, num_channels,
-/// allow_get, rdma_rails and the settings for tests; otherwise connecting fails and names the difference. Each rank
-/// chooses the others for itself.
+/// Settings of a group. Ranks must agree on name, transport, max_lag_limit, adapt_lag, slot_bytes, message_slot_bytes,
+/// num_channels, allow_get, rdma_rails and the settings for tests; otherwise connecting fails and names the difference.
+/// Each rank chooses the others for itself.
 struct GroupOptions {
   Transport transport = Transport::kAuto;
   int max_lag = 0;         ///< Initial max_lag of each channel: a rank may run this many all-to-alls ahead.
@@ -39,6 +39,10 @@ struct GroupOptions {
   bool adapt_lag = false;
   /// Largest block for one peer that can lag. An exchange with a larger one works, but does not lag.
   std::size_t slot_bytes = 256 * 1024;
+  /// Largest message of send() that leaves at once, 64 bytes to 1 MiB. A larger one waits until the receiver tells where
+  /// it belongs, for a round trip at least. Each pair of ranks has 16 slots of this size; memory that was never used
+  /// takes only addresses.
+  std::size_t message_slot_bytes = 8 * 1024;
   /// All-to-all blocks from this size on are read from the sender's memory, where the transport can.
   std::size_t min_get_bytes = 64 * 1024;
   /// All-to-all blocks from this size on go in fragments instead, if both ranks are in all_to_all_v_and_wait():
