@@ -16,10 +16,10 @@ from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
 _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count", "mode",
-               "staleness", "servers", "exact_order", "compress")  # fmt: skip
-_OF_SERVERS = ("staleness", "servers", "exact_order", "compress")
-"""Options of modes with parameter servers."""
+               "staleness", "servers", "exact_order", "compress", "combine")  # fmt: skip
 """Options that only dynamic tables have."""
+_OF_SERVERS = ("staleness", "servers", "exact_order", "compress", "combine")
+"""Options of modes with parameter servers."""
 
 
 def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | None) -> list[System]:
@@ -45,6 +45,7 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
     modes = list(dict.fromkeys(options.mode or ["local"]))
     of_servers = [name for name in _OF_SERVERS if getattr(options, name) is not None]
     _expect(modes != ["local"] or not of_servers, f"{_spelled(of_servers)} needs --mode sync or hybrid")
+    _expect("sync" not in modes or "none" not in (options.combine or ()), "--combine none needs --mode hybrid alone")
     _expect(modes == ["local"] or options.restart_at is None, "--restart-at needs --mode local")
     if started_ranks is not None:
         _expect(kinds == ["dynamic"], "static tables are of one rank: leave torchrun out")
@@ -56,15 +57,22 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
             systems.append(System(kind="static"))
         else:
             systems += [
-                _dynamic_system(options, mode, given, started_ranks, compresses=word == "on")
+                _dynamic_system(options, mode, given, started_ranks, compresses=word == "on", combine=combine)
                 for mode in modes
                 for word in dict.fromkeys(options.compress or ["off"])
+                for combine in dict.fromkeys(options.combine or ["sum"])
             ]
     return systems
 
 
 def _dynamic_system(
-    options: argparse.Namespace, mode: str, given: list[str], started_ranks: int | None, *, compresses: bool
+    options: argparse.Namespace,
+    mode: str,
+    given: list[str],
+    started_ranks: int | None,
+    *,
+    compresses: bool,
+    combine: str,
 ) -> System:
     servers = None
     if mode in ("sync", "hybrid"):
@@ -74,6 +82,7 @@ def _dynamic_system(
             count=2 if options.servers is None else options.servers,
             is_exact=bool(options.exact_order),
             compresses=compresses,
+            combine="sum" if combine == "sum" else "none",
         )
     chosen = {name: getattr(options, name) for name in given}
     limits = {name: chosen[name] for name in ("max_rows", "eviction", "min_count", "hot_count") if name in chosen}
@@ -183,6 +192,13 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=("off", "on"),
         help="compress messages with ids, embeddings and gradients; each choice is trained (default: off)",
+    )
+    group.add_argument(
+        "--combine",
+        nargs="+",
+        choices=("sum", "none"),
+        help="add the gradients of all ranks for a row before its update, or update it by each; each choice is trained "
+        "(default: sum)",
     )
     group.add_argument(
         "--restart-at",

@@ -40,6 +40,7 @@ class Servers:
         count: servers, which are processes of this host.
         is_exact: every lookup misses the updates of the last ``staleness`` steps, and no others.
         compresses: messages with ids, and with embeddings and gradients, are compressed.
+        combine: ``sum`` adds the gradients of all ranks before an update; ``none`` updates by each.
     """
 
     mode: Literal["sync", "hybrid"]
@@ -47,6 +48,7 @@ class Servers:
     count: int = 2
     is_exact: bool = False
     compresses: bool = False
+    combine: Literal["sum", "none"] = "sum"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class System:
         if self.servers is not None:
             if self.servers.mode == "hybrid":
                 parts.append(f"staleness {self.servers.staleness}{', exact order' if self.servers.is_exact else ''}")
+            if self.servers.combine == "none":
+                parts.append("gradients not added")
             parts.append(f"{self.servers.count} servers{', compressed' if self.servers.compresses else ''}")
         if self.restart is not None:
             parts.append(f"{self.num_ranks} then {self.restart.num_ranks} ranks")

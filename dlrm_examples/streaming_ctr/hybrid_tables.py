@@ -50,7 +50,7 @@ class ServedTables:
         """
         values: dict[str, Any] = {"mode": servers.mode, "servers": {"addresses": list(addresses)}}
         if servers.mode == "hybrid":
-            values["staleness"] = servers.staleness
+            values |= {"staleness": servers.staleness, "combine": servers.combine}
         if servers.is_exact:
             values["order"] = "exact"
         if servers.compresses:

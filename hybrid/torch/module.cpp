@@ -327,11 +327,15 @@ class PythonClient {
   }
 
   void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
-                        std::uint64_t first_step, bool is_exact, std::uint64_t token) {
+                        std::uint64_t first_step, bool is_exact, bool sums_parts, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
-    client_->begin_generation(
-        generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact},
-        token);
+    client_->begin_generation(generation,
+                              {.num_workers = workers,
+                               .staleness = staleness,
+                               .first_step = first_step,
+                               .is_exact = is_exact,
+                               .sums_parts = sums_parts},
+                              token);
   }
 
   void start(std::uint64_t step, std::uint32_t worker, std::vector<FeatureTuple> const& tuples) {
@@ -453,12 +457,16 @@ class PythonWorkers {
   }
 
   void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
-                        std::uint64_t first_step, bool is_exact, std::uint64_t token) {
+                        std::uint64_t first_step, bool is_exact, bool sums_parts, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
     for (auto const& worker : workers_) {
-      worker->begin_generation(
-          generation, {.num_workers = workers, .staleness = staleness, .first_step = first_step, .is_exact = is_exact},
-          token);
+      worker->begin_generation(generation,
+                               {.num_workers = workers,
+                                .staleness = staleness,
+                                .first_step = first_step,
+                                .is_exact = is_exact,
+                                .sums_parts = sums_parts},
+                               token);
     }
     generation_ = generation;
     batches_.clear();
@@ -695,7 +703,8 @@ PYBIND11_MODULE(_hybrid, module) {
            py::arg("table_names"), py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"),
            py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"))
       .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::kw_only(),
-           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
+           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("sums_parts"),
+           py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))
       .def("start", &PythonWorkers::start, py::arg("step"), py::arg("worker"), py::arg("reference"))
       .def("wait", &PythonWorkers::wait, py::arg("step"), py::arg("worker"))
@@ -715,7 +724,8 @@ PYBIND11_MODULE(_hybrid, module) {
            py::arg("table_names"), py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"),
            py::arg("compress_ids"), py::arg("compress_values"), py::arg("num_threads"))
       .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
-           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("token"))
+           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("sums_parts"),
+           py::arg("token"))
       .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))
       .def("wait", &PythonClient::wait, py::arg("step"), py::arg("worker"))
       .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),

@@ -14,9 +14,7 @@ import numpy.typing as npt
 from headway._embedding import Initializer, OptimizerOptions
 
 #: Name, table id, ``sum``, ``mean`` or None, ids (K,), lengths (B,), weights (K,) or None.
-Feature = tuple[
-    str, int, str | None, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None
-]
+Feature = tuple[str, int, str | None, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]
 
 class TableSettings:
     def __init__(
@@ -155,7 +153,15 @@ class EmbeddingClient:
         num_threads: int,
     ) -> None: ...
     def begin_generation(
-        self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool, token: int
+        self,
+        generation: int,
+        *,
+        workers: int,
+        staleness: int,
+        first_step: int,
+        is_exact: bool,
+        sums_parts: bool,
+        token: int,
     ) -> None: ...
     def start(self, step: int, worker: int, features: Sequence[Feature]) -> None: ...
     def wait(self, step: int, worker: int) -> list[npt.NDArray[np.float32]]: ...  # (bags, dim) of each merged table
@@ -192,7 +198,15 @@ class EmbeddingWorkers:
         compress_values: bool,
     ) -> None: ...
     def begin_generation(
-        self, generation: int, *, workers: int, staleness: int, first_step: int, is_exact: bool, token: int
+        self,
+        generation: int,
+        *,
+        workers: int,
+        staleness: int,
+        first_step: int,
+        is_exact: bool,
+        sums_parts: bool,
+        token: int,
     ) -> None: ...
     def submit(self, reference: Reference, features: Sequence[Feature]) -> None: ...
     def start(self, step: int, worker: int, reference: Reference | None) -> None: ...

@@ -22,13 +22,14 @@ using Ids = std::vector<std::uint64_t>;
 /// A server with a table of one column, and some workers.
 class ParameterServerTest : public testing::Test {
  protected:
-  void begin(std::uint32_t num_workers, std::uint32_t staleness, ParameterServerOptions const& options = {}) {
+  void begin(std::uint32_t num_workers, std::uint32_t staleness, ParameterServerOptions const& options = {},
+             bool sums_parts = true) {
     servers_ = std::make_unique<Servers>(1, options);
     for (std::uint32_t worker = 0; worker < num_workers; ++worker) {
       workers_.push_back(std::make_unique<TestWorker>(*servers_, worker, 1, 1));
     }
     client().configure(one_table(1));
-    client().begin_generation(1, {.num_workers = num_workers, .staleness = staleness});
+    client().begin_generation(1, {.num_workers = num_workers, .staleness = staleness, .sums_parts = sums_parts});
   }
   [[nodiscard]] ServerClient& client() { return workers_.front()->client(0); }
   [[nodiscard]] TestWorker& worker(std::size_t number) { return *workers_[number]; }
@@ -62,6 +63,29 @@ TEST_F(ParameterServerTest, AddsThePartsOfAStepAndUpdatesOnce) {
   EXPECT_EQ(status.parts, 2U);
   EXPECT_EQ(status.rows, 2U);
   EXPECT_EQ(status.staleness, std::vector<std::uint64_t>{2});
+}
+
+TEST_F(ParameterServerTest, AppliesPartsThatAreNotAddedWhenTheyCome) {
+  begin(2, 1, {}, /*sums_parts=*/false);
+  for (std::uint32_t const number : {0, 1}) {
+    worker(number).start(0, Ids{5});
+    EXPECT_EQ(worker(number).rows(0), std::vector<float>{0});
+  }
+  std::vector<float> const gradient{1};
+  PartValues const part{.rate = 0.5, .gradients = gradient};
+  client().finish(*client().start_part(1, {0, 0}, {&part, 1}));
+  EXPECT_EQ(read(5), -0.5F) << "worker 1 has not sent its part";
+  EXPECT_EQ(client().status().num_applied, 0U);
+  auto const again = [&] { client().finish(*client().start_part(1, {0, 0}, {&part, 1})); };
+  EXPECT_NE(refusal_of(again).find("its part has come before"), std::string::npos);
+  auto const notice = [&] { client().finish(*client().start_void(1, {0, 0})); };
+  EXPECT_NE(refusal_of(notice).find("its part has come before"), std::string::npos);
+  EXPECT_EQ(read(5), -0.5F);
+  worker(1).finish(0, std::vector<float>{2}, 0.25);  // Rates of workers may differ.
+  EXPECT_EQ(read(5), -1.0F);
+  EXPECT_EQ(client().status().num_applied, 1U);
+  worker(0).start(2, Ids{5});
+  EXPECT_EQ(worker(0).rows(2), std::vector<float>{-1});
 }
 
 TEST_F(ParameterServerTest, HoldsALookupBackUntilItsPartsAreApplied) {

@@ -154,22 +154,22 @@ INSTANTIATE_TEST_SUITE_P(Sizes, Schedules,
                          testing::Combine(testing::Values(0, 1, 4, 16), testing::Values(1, 2, 3, 4),
                                           testing::Values(1, 3)));
 
-TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
-  auto const [staleness, num_workers, num_servers] = GetParam();
+/// Runs workers in free order. Each part adds 1 to id 0, so its row tells which parts it has.
+void expect_that_no_answer_lacks_a_part(std::size_t num_servers, StepLedger::Options const& options) {
+  auto const [num_workers, staleness] = std::pair(options.num_workers, options.staleness);
   Servers servers(num_servers, {}, /*fault_seed=*/7);
-  begin(servers, one_table(1), {.num_workers = num_workers, .staleness = staleness});
+  begin(servers, one_table(1), options);
   std::vector<std::thread> threads;
   for (std::uint32_t number = 0; number < num_workers; ++number) {
     threads.emplace_back([&, number, staleness = staleness, num_workers = num_workers] {
       TestWorker worker(servers, number, 1, 1);
       run_worker(worker, number, staleness, 1, 1, [&](std::uint64_t step, std::vector<float> const& rows) {
-        // Each part adds 1 to id 0.
         std::uint64_t demanded = 0, possible = 0;
         for (std::uint64_t before = 0; before < std::min(kSteps, step + staleness + 1); ++before) {
           for (std::uint32_t other = 0; other < num_workers; ++other) {
             bool const has_part = !ids_of(before, other).empty();
             demanded += has_part && before + staleness < step ? 1 : 0;
-            possible += has_part && before != step ? 1 : 0;
+            possible += has_part && (before != step || (!options.sums_parts && other != number)) ? 1 : 0;
           }
         }
         if (!rows.empty()) {
@@ -199,6 +199,14 @@ TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
   EXPECT_EQ(sum, static_cast<float>(total)) << "each part counts once";
 }
 
+TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  for (bool const sums_parts : {true, false}) {
+    expect_that_no_answer_lacks_a_part(num_servers,
+                                       {.num_workers = num_workers, .staleness = staleness, .sums_parts = sums_parts});
+  }
+}
+
 constexpr std::size_t kDim = 5;
 constexpr double kRate = 0.05;
 using Reads = std::vector<std::vector<std::vector<float>>>;  // (workers)(steps)
@@ -209,7 +217,7 @@ std::vector<embedding::MergedTable> exact_table() {
 
 /// Returns the rows that workers must read in exact order. A lookup sees exactly the steps before it, without the last
 /// `staleness` ones.
-Reads expected_reads(std::uint32_t staleness, std::uint32_t num_workers) {
+Reads expected_reads(std::uint32_t staleness, std::uint32_t num_workers, bool sums_parts = true) {
   Reads expected(num_workers, std::vector<std::vector<float>>(kSteps));
   embedding::ShardedTable reference(exact_table(), embedding::make_local_exchanger());
   using Batches = std::vector<std::unique_ptr<embedding::ShardedTable::Batch>>;
@@ -221,8 +229,9 @@ Reads expected_reads(std::uint32_t staleness, std::uint32_t num_workers) {
       for (std::size_t number = 0; number < num_workers; ++number) {
         std::span<float const> const values = gradients[applied][number];
         reference.return_gradients(*pending.front()[number], {&values, 1});
+        if (!sums_parts) reference.apply_gradients(applied + 1, {.rate = kRate, .of_tables = {}});
       }
-      reference.apply_gradients(applied + 1, {.rate = kRate, .of_tables = {}});
+      if (sums_parts) reference.apply_gradients(applied + 1, {.rate = kRate, .of_tables = {}});
       pending.pop_front();
     }
     pending.emplace_back();
@@ -282,6 +291,16 @@ TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
     begin(servers, exact_table(), options);
     expect_reads(expected, staleness, seed, [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
   }
+}
+
+TEST_P(Schedules, PartsThatAreNotAddedHaveTheBitsOfOneTable) {
+  auto const [staleness, num_workers, num_servers] = GetParam();
+  StepLedger::Options const options{
+      .num_workers = num_workers, .staleness = staleness, .is_exact = true, .sums_parts = false};
+  auto const expected = expected_reads(staleness, num_workers, options.sums_parts);
+  Servers servers(num_servers, {}, 1);
+  begin(servers, exact_table(), options);
+  expect_reads(expected, staleness, 1, [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
 }
 
 TEST_P(Schedules, ExactOrderHasTheBitsOfOneTableThroughEmbeddingWorkers) {

@@ -5,7 +5,7 @@
 //   configure    compression (bit 0: ids, bit 1: values), then tables:
 //   tables       number of merged tables; for each: options, number of tables, their ids (32 bits each), number of
 //                names, names
-//   generation   token, workers, staleness, first step, exact order
+//   generation   token, workers, staleness, first step, exact order, sums of parts
 //   lookup, read step, worker, samples, M numbers of keys
 //                for each merged table: ids, tables (32 bits), counts (32 bits)
 //                with compressed ids, for each: number of bytes; ids, tables and counts as packed numbers. 0 bytes:
@@ -210,7 +210,8 @@ Body encode_generation(StepLedger::Options const& options, std::uint64_t token) 
       .word(options.num_workers)
       .word(options.staleness)
       .word(options.first_step)
-      .word(options.is_exact ? 1 : 0);
+      .word(options.is_exact ? 1 : 0)
+      .word(options.sums_parts ? 1 : 0);
   return to.take();
 }
 
@@ -222,6 +223,7 @@ std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::b
   options.staleness = static_cast<std::uint32_t>(from.word_up_to(StepLedger::kMostStaleness, "the staleness"));
   options.first_step = from.word();
   options.is_exact = from.word_up_to(1, "exact order") == 1;
+  options.sums_parts = from.word_up_to(1, "sums of parts") == 1;
   from.expect_end();
   return {options, token};
 }

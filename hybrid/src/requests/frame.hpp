@@ -47,7 +47,7 @@ struct FrameHeader {
   std::uint64_t kind = 0;  ///< Kind of a request; ReplyCode of an answer.
   std::uint64_t body_bytes = 0;
   std::uint64_t piece_bytes = 0;         ///< Bytes of the body that come in pieces.
-  std::uint64_t answer_piece_bytes = 0;  ///< Of a request: bytes of the answer that may come in pieces.
+  std::uint64_t answer_piece_bytes = 0;  ///< Bytes of the answer to this request that may come in pieces.
 };
 inline constexpr std::size_t kInlineBytes = kFirstBytes - sizeof(FrameHeader);
 
@@ -111,7 +111,7 @@ struct Outgoing {
     frame.header.piece_bytes = std::min(rest().size(), most_bytes_in_pieces);
     if (!body.empty()) std::memcpy(frame.inline_body.data(), body.data(), frame.num_inline());
   }
-  /// What the first message does not hold.
+  /// The part of the body that the first message does not hold.
   [[nodiscard]] std::span<std::byte const> rest() const {
     return std::span<std::byte const>(body).subspan(frame.num_inline());
   }

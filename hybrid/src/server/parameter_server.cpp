@@ -5,7 +5,8 @@
 // Idea: a lookup of step t inserts keys and reads their rows once all steps below t - staleness have been applied
 // (StepLedger). The server keeps the keys until the part with their gradients comes, so gradients travel without keys.
 // When all parts of the oldest step are there, it adds them in the order of workers and makes one optimizer step per
-// row. Then it answers the lookups that waited.
+// row. Then it answers the lookups that waited. Without sums (StepLedger::Options) a part is applied when it comes, and
+// the step is complete when its last one is.
 //
 // Example: 2 workers, staleness 0, one table. Worker 0 looks up ids 5 and 6 in step 0, worker 1 looks up 5. They get
 // rows, and send gradients g0, g1 and h0. The server updates row 5 by g0 + h0, and row 6 by g1. A lookup of step 1 that
@@ -52,6 +53,7 @@ struct ParameterServer::Batch {
   DecodedLookup keys{};
   DecodedPart values{};  ///< No tables until the part has come.
   bool is_answered = false;
+  bool is_applied = false;  ///< Its part is being applied alone, or was.
 };
 
 struct ParameterServer::Sums {
@@ -416,15 +418,20 @@ void ParameterServer::take_part(Request& request) {
   }
   base::expects(is_finite || !options_.is_strict, name + ": a gradient is not finite");
   lock.lock();
-  expect_rates(part);
+  auto const& rules = ledger_->options();
+  if (rules.sums_parts) expect_rates(part);
   base::expects(find_batch() == batch, name + ": it is void");
+  bool const is_alone = !rules.sums_parts && !rules.is_exact;
+  if (is_alone && is_finite && batch != nullptr) apply_alone(part.batch, *batch, part, lock);
   ledger_->add_part(part.batch.step, part.batch.worker);
   counts_.messages.sent_values += request.body().size();
   counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(part.saved_bytes);
   if (is_finite) {
-    batch->part = request.take_body();
-    batch->values = std::move(part);
     ++counts_.parts;
+    if (!is_alone) {
+      batch->part = request.take_body();
+      batch->values = std::move(part);
+    }
   } else {
     ++counts_.void_not_finite;
     meter_->count_loss(LossCause::kNotFinite);
@@ -433,6 +440,36 @@ void ParameterServer::take_part(Request& request) {
   last_worker_ = id.second;
   request.reply(is_finite ? Body{} : encode_batch({.step = id.first, .worker = id.second}));
   advance(lock);
+}
+
+void ParameterServer::apply_alone(BatchId id, Batch& batch, DecodedPart const& part,
+                                  std::unique_lock<std::mutex>& lock) {
+  base::expects(!batch.is_applied, to_string(id) + ": its part has come before");
+  ledger_->expect_part(id.step, id.worker);
+  batch.is_applied = true;  // From now on neither another part nor a void notice is taken.
+  lock.unlock();
+  try {
+    std::shared_lock const calls(table_calls_);
+    for (std::size_t merged = 0; merged < tables_.size(); ++merged) {
+      auto const& values = part.tables[merged];
+      if (values.gradients.empty()) continue;
+      tables_[merged]->update_keys(view_of(batch.keys.tables[merged]), values.gradients,
+                                   {.learning_rate = values.rate, .number = id.step + 1});
+    }
+  } catch (std::exception const& error) {
+    lock.lock();
+    fail(to_string(id) + " could not be applied: " + error.what());
+    throw;
+  }
+  lock.lock();
+}
+
+void ParameterServer::fail(std::string const& failure) {
+  failure_ = failure;
+  base::log(base::LogLevel::kWarning, "hybrid", 0, "the parameter server has failed: " + failure_);
+  held_.clear();
+  held_voids_.clear();
+  held_save_.reset();
 }
 
 void ParameterServer::expect_rates(DecodedPart const& part) const {
@@ -450,8 +487,11 @@ void ParameterServer::expect_rates(DecodedPart const& part) const {
 void ParameterServer::take_void(Request& request) {
   auto const [batch, cause] = decode_void(request.body());
   std::unique_lock lock(mutex_);
-  ledger_->add_part(batch.step, batch.worker);
   BatchKey const id{batch.step, batch.worker};
+  auto const looked_up = batches_.find(id);
+  base::expects(looked_up == batches_.end() || !looked_up->second->is_applied,
+                to_string(batch) + ": its part has come before");
+  ledger_->add_part(batch.step, batch.worker);
   if (auto const held = held_.find(id); held != held_.end()) {
     held->second.refuse(ReplyCode::kFailed, to_string(batch) + ": it is void");
     held_.erase(held);
@@ -500,11 +540,7 @@ void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
       step_ended_.notify_all();
     }
   } catch (std::exception const& error) {
-    failure_ = "step " + std::to_string(ledger_->num_applied()) + " could not be applied: " + error.what();
-    base::log(base::LogLevel::kWarning, "hybrid", 0, "the parameter server has failed: " + failure_);
-    held_.clear();
-    held_voids_.clear();
-    held_save_.reset();
+    fail("step " + std::to_string(ledger_->num_applied()) + " could not be applied: " + error.what());
   }
   is_advancing_ = false;
   step_ended_.notify_all();
@@ -525,8 +561,13 @@ void ParameterServer::answer_held(std::optional<std::uint32_t> by_worker, std::u
   }
 }
 
-// The sums of all tables are made before the first update, since that may fail.
 void ParameterServer::apply_step(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches) {
+  if (ledger_->options().sums_parts) return apply_sum(step, batches);
+  for (std::size_t i = 0; i < batches.size(); ++i) apply_sum(step, batches.subspan(i, 1));
+}
+
+// The sums of all tables are made before the first update, since that may fail.
+void ParameterServer::apply_sum(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches) {
   std::vector<Sums> all;
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) all.push_back(sums_of(merged, batches));
   for (std::size_t merged = 0; merged < tables_.size(); ++merged) {

@@ -54,9 +54,14 @@ StepLedger::Step& StepLedger::expect_in_window(char const* what, std::uint64_t s
   return at(step);
 }
 
-void StepLedger::add_part(std::uint64_t step, std::uint32_t worker) {
-  auto& entry = expect_in_window("part", step, worker);
+void StepLedger::expect_part(std::uint64_t step, std::uint32_t worker) {
+  auto const& entry = expect_in_window("part", step, worker);
   base::expects(!entry.has_part[worker], name_of("part", step, worker) + " has come before");
+}
+
+void StepLedger::add_part(std::uint64_t step, std::uint32_t worker) {
+  expect_part(step, worker);
+  auto& entry = at(step);
   entry.has_part[worker] = true;
   ++entry.num_parts;
   settle(entry, worker);

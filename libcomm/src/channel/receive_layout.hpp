@@ -17,7 +17,7 @@ namespace headway::comm {
 class ReceiveLayout {
  public:
   static constexpr int kP2PSlots = 16;
-  static constexpr int kRendezvousFragments = 4;          ///< In flight per source; few, so that they stay in cache.
+  static constexpr int kRendezvousFragments = 4;  ///< In flight per source; few, so that they stay in cache.
   static constexpr std::size_t kRendezvousFragmentBytes = 64 * 1024;
 
   /// `size`: number of ranks; `ring_slot_bytes`, `p2p_slot_bytes`: payload of a slot.

@@ -133,6 +133,8 @@ class HybridConfig:
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
         staleness: steps; used with ``hybrid`` alone.
         order: ``exact`` makes every read determined, for tests. It is slower.
+        combine: ``sum`` adds the gradients that the dense workers have for a row in a step, and makes one optimizer
+            step of the sum. ``none`` makes one of each worker's gradient, as soon as it comes; with ``hybrid`` alone.
         job, servers, workers, compression, metrics: sections; ``local`` uses none of them.
         checkpoints: section.
     """
@@ -140,6 +142,7 @@ class HybridConfig:
     mode: Mode = "hybrid"
     staleness: int = 4
     order: Literal["free", "exact"] = "free"
+    combine: Literal["sum", "none"] = "sum"
     job: JobConfig = field(default_factory=JobConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
@@ -174,6 +177,8 @@ class HybridConfig:
         config = build_config(cls, values)
         if not 0 <= config.staleness <= MOST_STALENESS:
             raise ConfigError(f"staleness must be from 0 to {MOST_STALENESS}, not {config.staleness}")
+        if config.combine == "none" and config.mode != "hybrid":
+            raise ConfigError(f'combine = "none" contradicts mode = "{config.mode}", which adds before an update')
         if not config.servers.addresses:
             raise ConfigError("servers.addresses is empty")
         for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",

@@ -191,6 +191,7 @@ class HybridTables(nn.Module):
             staleness=self.config.most_missing_steps,
             first_step=first_step,
             is_exact=self.config.order == "exact",
+            sums_parts=self.config.combine == "sum",
             token=token,
         )
         return int(first_step)

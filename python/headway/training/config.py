@@ -247,7 +247,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(HybridConfig):
-    """All settings. Each attribute is a section of the file, but ``mode``, ``staleness`` and ``order``.
+    """All settings. Each attribute is a section of the file, but ``mode``, ``staleness``, ``order`` and ``combine``.
 
     Attributes:
         mode: ``local``: tables are on the ranks. ``sync`` and ``hybrid``: on parameter servers; see ``HybridConfig``,

@@ -103,6 +103,29 @@ def test_an_exact_order_makes_stale_reads_determined(two_servers: list[str]) -> 
     assert losses != train(collection(process_group=LOCAL), source), "reads are stale"
 
 
+def test_gradients_that_are_not_added_are_updates_of_their_own(two_servers: list[str]) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    settings: dict[str, Any] = {"staleness": 2, "order": "exact"}
+    losses = train(connect(two_servers, "hybrid", **settings, combine="none"), source)
+    with parameter_servers(1) as addresses:
+        assert train(connect(addresses, "hybrid", **settings), source) == losses, "a worker alone adds nothing"
+    run = partial(run_ranks, num_ranks=2, timeout_s=120, backend="gloo", wait_s=60)
+    found = []
+    for combine in ("sum", "none"):
+        with parameter_servers(1) as addresses:
+            found.append(run(partial(two_workers, addresses=list(addresses), **settings, combine=combine)))
+    assert found[0] != found[1] and found[0] == pytest.approx(found[1], rel=0.05)
+
+
+def two_workers(rank: int, send: object, *, addresses: list[str], **settings: Any) -> list[float]:
+    """A dense worker; returns losses of both."""
+    group = dist.group.WORLD
+    source = [batch_of(step, rank) for step in range(STEPS)]
+    own = torch.tensor(train(connect(addresses, "hybrid", **settings), source, group))
+    dist.all_reduce(own, group=group)
+    return own.tolist()
+
+
 def test_the_staleness_stays_in_its_bound(two_servers: list[str]) -> None:
     tables = connect(two_servers, "hybrid", staleness=2)
     train(tables, [batch_of(step, 0) for step in range(STEPS)])
@@ -345,6 +368,8 @@ def test_scalers_of_all_workers_skip_the_same_steps(two_servers: list[str]) -> N
     [
         ({"staleness": -1}, "staleness must be from 0 to 1024"),
         ({"mode": "fast"}, "mode must be one of"),
+        ({"mode": "sync", "combine": "none"}, 'combine = "none" contradicts mode = "sync"'),
+        ({"mode": "local", "combine": "none"}, 'combine = "none" contradicts mode = "local"'),
         ({"stalenes": 1}, "did you mean staleness"),
         ({"servers": {"addresses": []}}, r"servers\.addresses is empty"),
         ({"job": {"timeout_s": 0}}, r"job\.timeout_s must be above 0"),
@@ -387,7 +412,7 @@ def test_a_killed_server_is_named() -> None:
 def test_a_part_that_never_comes_is_a_timeout(two_servers: list[str]) -> None:
     tables = connect(two_servers, job={"timeout_s": 0.3})
     # The servers wait for a second worker that never comes.
-    tables._lookups.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, token=1)
+    tables._lookups.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, sums_parts=True, token=1)
     tables(batch_of(0, 0).features)
     tables.optimizer.step()
     with pytest.raises(RuntimeError, match=r"parameter server 0 at .*: batch of step 1, worker 0: no rows came within"):

@@ -109,8 +109,15 @@ class ParameterServer {
   /// Waits for the end of a step that is being applied, so that who has the answer to a part reads the step's updates.
   void wait_for_step(std::unique_lock<std::mutex>& lock) const;
 
-  // Called by who advances, without mutex_.
+  /// Applies a part that has come, without the others of its step. Unlocks `lock` meanwhile.
+  /// @throws base::UsageError if the part or a void notice has come before; others, if the server has failed
+  void apply_alone(BatchId id, Batch& batch, DecodedPart const& part, std::unique_lock<std::mutex>& lock);
+  void fail(std::string const& failure);
+
+  // Called by who applies, without mutex_.
   void apply_step(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches);
+  /// Makes one optimizer step for the sum of these parts.
+  void apply_sum(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches);
   [[nodiscard]] Sums sums_of(std::size_t merged, std::span<std::shared_ptr<Batch> const> batches);
   /// Steps below `num_applied` are applied.
   void begin_table_step(std::uint64_t num_applied);

@@ -153,7 +153,7 @@ class RequestTraffic {
 class Request {
  public:
   class Origin;  // The link that it came over.
-  /// What its answer has to know.
+  /// Facts that its answer needs.
   struct Description {
     std::uint32_t kind = 0;
     std::uint64_t generation = 0, seq = 0;

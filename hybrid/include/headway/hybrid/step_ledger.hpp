@@ -21,6 +21,9 @@ class StepLedger {
     /// Apply the parts of step t only when all lookups of steps up to t + staleness have been answered. So every read
     /// is determined.
     bool is_exact = false;
+    /// A row makes one optimizer step for the sum of a step's parts. If not, each part makes one of its own: as soon as
+    /// it comes, or in exact order with the others, in the order of workers. The ledger itself counts parts either way.
+    bool sums_parts = true;
 
     bool operator==(Options const&) const = default;
   };
@@ -33,6 +36,8 @@ class StepLedger {
   /// @throws base::UsageError that names the part, if there is no such worker, the part has come before, its step has
   ///   been applied, or the step lies beyond the window
   void add_part(std::uint64_t step, std::uint32_t worker);
+  /// @throws base::UsageError if add_part() would
+  void expect_part(std::uint64_t step, std::uint32_t worker);
   /// Counts the lookup of a worker's batch of a step. A batch without ids has one, too.
   /// @throws base::UsageError as add_part()
   void add_lookup(std::uint64_t step, std::uint32_t worker);

@@ -39,9 +39,9 @@ struct GroupOptions {
   bool adapt_lag = false;
   /// Largest block for one peer that can lag. An exchange with a larger one works, but does not lag.
   std::size_t slot_bytes = 256 * 1024;
-  /// Largest message of send() that leaves at once, 64 bytes to 1 MiB. A larger one waits until the receiver tells where
-  /// it belongs, for a round trip at least. Each pair of ranks has 16 slots of this size; memory that was never used
-  /// takes only addresses.
+  /// Largest message of send() that leaves at once, 64 bytes to 1 MiB. A larger one waits until the receiver tells
+  /// where it belongs, for a round trip at least. Each pair of ranks has 16 slots of this size; memory that was never
+  /// used takes only addresses.
   std::size_t message_slot_bytes = 8 * 1024;
   /// All-to-all blocks from this size on are read from the sender's memory, where the transport can.
   std::size_t min_get_bytes = 64 * 1024;
