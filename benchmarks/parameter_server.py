@@ -3,19 +3,27 @@
 
 Systems: ``table`` is a table of the process behind one lock, without a server, and ``stripes`` the same table with
 locks of its stripes. ``in_process`` is a server that is a thread of the process. ``shm`` and ``tcp`` are a server in
-another process. ``raw_tcp`` moves the same bytes over a loopback socket and looks nothing up. The program
-``bench_parameter_server`` has details.
+another process. ``raw_tcp`` moves the same bytes over a loopback socket and looks nothing up. With ``--redis`` a Redis
+server has the rows, too, and is asked over a Unix socket by MGET and MSET. The program ``bench_parameter_server`` has
+details.
 
-Each system is measured alone, and while another thread updates rows. The ratio is the speed over that of the system in
-``_LIMITS`` under the same conditions; ``raw_tcp`` has no rows to update.
+Lookups of each system are measured alone, and while another thread updates rows; then updates alone. An update of a
+server is a step, with a lookup and gradients. Redis has no optimizers, so there the asker reads rows and writes them
+back. The ratio is the speed over that of the system in ``_LIMITS`` under the same conditions; ``raw_tcp`` has no rows
+to update.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +37,8 @@ from dlrm_examples.support.text_table import format_table, format_time
 DESCRIPTION = "lookups at a parameter server beside those in a table of the process"
 _PROGRAM = Path(__file__).resolve().parents[1] / "build" / "benchmarks" / "hybrid" / "bench_parameter_server"
 #: System whose speed limits that of another one.
-_LIMITS = {"stripes": "table", "in_process": "table", "shm": "in_process", "tcp": "raw_tcp"}
+_LIMITS = {"stripes": "table", "in_process": "table", "shm": "in_process", "tcp": "raw_tcp", "redis": "shm"}
+_REDIS_START_S = 20
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
         ("--milliseconds", 300, "milliseconds of a round"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--redis", action="store_true", help="measure a Redis server, too; needs redis-server")
     return measure_and_report(
         "parameter_server", parser, parser.parse_args(argv), measure=measure, format_points=format_points
     )
@@ -60,23 +70,53 @@ def measure(options: argparse.Namespace) -> list[Point]:
         raise BenchmarkError(f"{_PROGRAM} is not built: run tools/build.sh in a checkout")
     names = ("rows", "dim", "keys", "updates", "rounds", "milliseconds")
     command = [str(_PROGRAM), *(word for name in names for word in (f"--{name}", str(getattr(options, name))))]
-    limit_s = 120 + options.rounds * options.milliseconds / 50
-    ended = run_process_tree([*command, "--time-limit", str(round(limit_s))], timeout_s=limit_s, environment=os.environ)
+    limit_s = 120 + options.rounds * options.milliseconds / 30
+    with contextlib.ExitStack() as stack:
+        if options.redis:
+            command += ["--redis", stack.enter_context(_redis_server())]
+        command += ["--time-limit", str(round(limit_s))]
+        ended = run_process_tree(command, timeout_s=limit_s, environment=os.environ)
     if ended.returncode != 0:
         raise BenchmarkError(ended.stderr.strip().splitlines()[-1] if ended.stderr.strip() else "the program failed")
     points = [parse_point(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    times = {(point.system, point.params["updates"]): point.median_s or 0.0 for point in points}
+    times = {
+        (point.system, point.params["operation"], point.params["updates"]): point.median_s or 0.0 for point in points
+    }
 
     def ratio_of(point: Point) -> float | None:
-        if point.system not in _LIMITS:
-            return None
-        limit, updates = _LIMITS[point.system], point.params["updates"]
-        limit_s = times.get((limit, updates), times[limit, 0])
-        return limit_s / times[point.system, updates]
+        limit, operation, updates = _LIMITS.get(point.system), point.params["operation"], point.params["updates"]
+        limit_s = None if limit is None else times.get((limit, operation, updates), times.get((limit, operation, 0)))
+        return None if limit_s is None else limit_s / times[point.system, operation, updates]
 
-    order = ["table", "stripes", "in_process", "shm", "tcp", "raw_tcp"]
-    points.sort(key=lambda point: (point.params["updates"], order.index(point.system)))
+    order = ["table", "stripes", "in_process", "shm", "tcp", "raw_tcp", "redis"]
+    points.sort(key=lambda each: (each.params["operation"], each.params["updates"], order.index(each.system)))
     return [replace(point, ratio=ratio_of(point)) for point in points]
+
+
+@contextlib.contextmanager
+def _redis_server() -> Iterator[str]:
+    """Runs a Redis server that keeps nothing on disk; returns its Unix socket.
+
+    Raises:
+        BenchmarkError: it is missing, or does not start.
+    """
+    program = shutil.which("redis-server")
+    if program is None:
+        raise BenchmarkError("--redis needs redis-server: apt install redis-server")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "redis"
+        command = [program, "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=folder)
+        try:
+            end = time.monotonic() + _REDIS_START_S
+            while not path.exists():
+                if server.poll() is not None or time.monotonic() > end:
+                    raise BenchmarkError(f"redis-server did not start (status {server.poll()})")
+                time.sleep(0.05)
+            yield str(path)
+        finally:
+            server.terminate()
+            server.wait(_REDIS_START_S)
 
 
 def format_points(points: Sequence[Point]) -> str:
@@ -84,6 +124,7 @@ def format_points(points: Sequence[Point]) -> str:
     rows = [
         (
             point.system,
+            point.params["operation"],
             f"{point.extra['update_rate']:.0f}/s" if point.params["updates"] else "",
             format_time(point.median_s),
             f"{(point.rate or 0) / 1e6:.2f}",
@@ -91,7 +132,7 @@ def format_points(points: Sequence[Point]) -> str:
         )
         for point in points
     ]
-    return format_table(("system", "updates", "a lookup", "million rows/s", "speed"), rows)
+    return format_table(("system", "operation", "updates beside", "time", "million rows/s", "speed"), rows)
 
 
 if __name__ == "__main__":

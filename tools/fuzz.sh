@@ -4,7 +4,7 @@
 # Builds the fuzzers with AddressSanitizer and UndefinedBehaviorSanitizer, and runs them one after the other.
 # Usage: tools/fuzz.sh [SECONDS] [FUZZER...]
 #   SECONDS  duration of each fuzzer (default: 60)
-#   FUZZER   fuzz_frame, fuzz_handshake, fuzz_package or fuzz_request (default: all that can be built)
+#   FUZZER   fuzz_frame, fuzz_handshake, fuzz_hybrid, fuzz_package or fuzz_request (default: all that can be built)
 # Needs clang++, CMake, Ninja and GoogleTest; fuzz_request also needs gRPC. The build is in build-fuzz/. Inputs that
 # found new code are in out/fuzz/FUZZER/ for the next run, and those that failed are out/fuzz/FUZZER-*.
 set -euo pipefail

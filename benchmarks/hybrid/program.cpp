@@ -7,15 +7,19 @@
 //   in_process   a server that is a thread of this process
 //   shm, tcp     a server that is another process, over a link
 //   raw_tcp      the same bytes each way over a loopback socket, without a lookup: the limit of tcp
+//   redis        a Redis server at --redis: an MGET looks rows up, and an MGET with an MSET after it updates them
 //
 // A lookup has distinct keys that are all there, and returns their rows. Two are in flight, except with the tables.
-// Each system is measured twice: alone, and while another thread makes --updates updates a second of as many rows.
+// Each system is measured three times: lookups alone; lookups while another thread makes --updates updates a second of
+// as many rows; and updates, one after the other. An update of a server is a step, with a lookup and gradients.
 
 #include "forked_ranks.hpp"
 #include "json_object.hpp"
 #include "options.hpp"
 #include "rank_program.hpp"
+#include "redis_client.hpp"
 #include "sample_summary.hpp"
+#include "sockets.hpp"
 
 #include <headway/base/file_descriptor.hpp>
 #include <headway/comm/endpoint.hpp>
@@ -72,6 +76,7 @@ struct Settings : RankSettings {
   int updates = 200;
   int rounds = 9;
   int milliseconds = 300;
+  std::string redis{};  ///< Unix socket; empty: none.
 };
 
 std::string usage(std::string const& program) {
@@ -85,6 +90,7 @@ std::string usage(std::string const& program) {
          "  --updates N       beside lookups, in a second (200)\n"
          "  --rounds N        of each system, in turns (9)\n"
          "  --milliseconds M  of a round (300)\n"
+         "  --redis PATH      Unix socket of a Redis server, which gets the rows\n"
          "  --time-limit S    end after this time (300)\n";
 }
 
@@ -253,29 +259,6 @@ Update updates_at_table(Batches const& batches, Settings const& settings, ApplyU
   };
 }
 
-void check(ssize_t result, char const* what) {
-  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
-}
-
-void send_all(int socket, std::span<std::byte const> bytes) {
-  while (!bytes.empty()) {
-    auto const sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    check(sent, "send");
-    bytes = bytes.subspan(static_cast<std::size_t>(sent));
-  }
-}
-
-/// @returns false at the end of the connection
-bool receive_all(int socket, std::span<std::byte> bytes) {
-  while (!bytes.empty()) {
-    auto const count = ::recv(socket, bytes.data(), bytes.size(), 0);
-    check(count, "recv");
-    if (count == 0) return false;
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-  }
-  return true;
-}
-
 void set_no_delay(int socket) {
   int const on = 1;
   check(::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), "setsockopt");
@@ -346,6 +329,54 @@ Measure at_raw_socket(int socket, Settings const& settings) {
   };
 }
 
+/// Rows in a Redis server, by two connections: one for lookups, and one for updates.
+class RedisRows {
+ public:
+  explicit RedisRows(Settings const& settings)
+      : settings_(settings),
+        lookups_(settings.redis, settings.dim * sizeof(float)),
+        updates_(settings.redis, settings.dim * sizeof(float)),
+        rows_(settings.keys * settings.dim),
+        updated_(settings.keys * settings.dim) {
+    for (std::uint64_t first = 0; first < settings.rows; first += settings.keys) {
+      std::vector<std::uint64_t> ids;
+      for (auto id = first; id < std::min(first + settings.keys, settings.rows); ++id) ids.push_back(id);
+      updates_.set(ids, std::as_bytes(std::span(updated_).first(ids.size() * settings.dim)));
+    }
+  }
+
+  [[nodiscard]] Measure look_up(Batches const& batches) {
+    return [&](duration<double> time) {
+      std::size_t number = 0, done = 0, in_flight = 0;
+      auto const begin = steady_clock::now();
+      for (;;) {
+        bool const is_over = steady_clock::now() - begin > time;
+        for (; !is_over && in_flight < kInFlight; ++in_flight) lookups_.start_get(batches[number++].ids);
+        if (in_flight == 0) break;
+        lookups_.finish_get(settings_.keys, std::as_writable_bytes(std::span(rows_)));
+        --in_flight;
+        ++done;
+      }
+      return static_cast<double>(done) / duration<double>(steady_clock::now() - begin).count();
+    };
+  }
+  /// Reads rows, changes them and writes them back, as a store without optimizers needs.
+  [[nodiscard]] Update update(Batches const& batches) {
+    return [&](std::uint64_t number) {
+      auto const keys = batches[kNumBatches - 1 - number % kNumBatches];
+      updates_.start_get(keys.ids);
+      updates_.finish_get(settings_.keys, std::as_writable_bytes(std::span(updated_)));
+      for (auto& value : updated_) value -= 0.01F;
+      updates_.set(keys.ids, std::as_bytes(std::span(updated_)));
+    };
+  }
+
+ private:
+  Settings const& settings_;
+  RedisClient lookups_, updates_;
+  std::vector<float> rows_, updated_;
+};
+
 /// A link to a server of this process.
 class OwnLink {
  public:
@@ -402,7 +433,7 @@ void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier)
   auto const steps_of_other = [&](ServerClient& client) -> Update {
     return [&, step = steps_at(client, batches, settings, 0)](std::uint64_t) { step(other_steps++); };
   };
-  std::vector<System> const systems{
+  std::vector<System> systems{
       {"table",
        at_table(batches, settings, [&](KeyList const& keys, std::span<float> out) { locked.look_up(keys, out); }),
        updates_at_table(batches, settings,
@@ -418,9 +449,15 @@ void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier)
       {"shm", at_server(*shm, batches), steps_of_other(*shm_updates)},
       {"tcp", at_server(*tcp, batches), steps_of_other(*tcp_updates)},
       {"raw_tcp", at_raw_socket(raw.get(), settings)}};
+  std::optional<RedisRows> redis;
+  if (!settings.redis.empty()) {
+    redis.emplace(settings);
+    systems.push_back({"redis", redis->look_up(batches), redis->update(batches)});
+  }
   // By system, and whether there are updates beside.
   std::map<std::pair<std::string, bool>, std::vector<double>> times;
-  std::map<std::string, std::uint64_t> num_updates;
+  std::map<std::string, std::vector<double>> times_of_updates;
+  std::map<std::string, std::uint64_t> num_updates, num_beside;
   std::map<std::string, double> update_time;
   for (int round = -1; round < settings.rounds; ++round) {
     for (auto const& [name, look_up, update] : systems) {
@@ -428,40 +465,57 @@ void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier)
         if (has_updates && !update) continue;
         std::optional<UpdatesBeside> beside;
         auto const begin = steady_clock::now();
+        auto const before = num_updates[name];
         if (has_updates) beside.emplace(update, settings.updates, num_updates[name]);
         double const rate = look_up(std::chrono::milliseconds(settings.milliseconds));
         beside.reset();
+        num_beside[name] += num_updates[name] - before;
         if (round >= 0) times[{name, has_updates}].push_back(1 / rate);
         if (has_updates) update_time[name] += duration<double>(steady_clock::now() - begin).count();
       }
+      if (!update) continue;
+      auto const begin = steady_clock::now();
+      std::size_t done = 0;
+      for (; steady_clock::now() - begin < std::chrono::milliseconds(settings.milliseconds); ++done) {
+        update(num_updates[name]++);
+      }
+      auto const time = duration<double>(steady_clock::now() - begin).count();
+      if (round >= 0) times_of_updates[name].push_back(time / static_cast<double>(done));
     }
   }
-  for (auto const& [name_and_beside, samples] : times) {
-    auto const& [name, has_updates] = name_and_beside;
+  auto const make_point = [&](std::string const& name, char const* operation, int updates,
+                              std::vector<double> const& samples) {
     auto const summary = summarize(samples);
     JsonObject point, params;
     params.add("rows", settings.rows).add("dim", settings.dim).add("keys", settings.keys).add("in_flight", kInFlight);
-    params.add("updates", has_updates ? settings.updates : 0);
+    params.add("operation", operation).add("updates", updates);
     point.add("name", "parameter_server").add("params", params).add("system", name);
     point.add("median_s", summary.median_s).add("p5_s", summary.p5_s).add("p95_s", summary.p95_s);
     point.add("samples", summary.samples).add("rate", static_cast<double>(settings.keys) / summary.median_s);
-    point.add("unit", "rows/s");
-    if (has_updates) point.add("update_rate", static_cast<double>(num_updates.at(name)) / update_time.at(name));
+    return point.add("unit", "rows/s");
+  };
+  for (auto const& [name_and_beside, samples] : times) {
+    auto const& [name, has_updates] = name_and_beside;
+    auto point = make_point(name, "lookup", has_updates ? settings.updates : 0, samples);
+    if (has_updates) point.add("update_rate", static_cast<double>(num_beside.at(name)) / update_time.at(name));
     print_point(point);
   }
+  for (auto const& [name, samples] : times_of_updates) print_point(make_point(name, "update", 0, samples));
   store.set("done", "");
   barrier.wait();
 }
 
 int run(Arguments arguments) {
   Settings settings;
-  parse_options(arguments, {{"--rows", number(settings.rows, std::uint64_t{1000}, std::uint64_t{1} << 30)},
-                            {"--dim", number(settings.dim, std::size_t{1}, std::size_t{4096})},
-                            {"--keys", number(settings.keys, std::size_t{1}, std::size_t{1} << 20)},
-                            {"--updates", number(settings.updates, 1, 1'000'000)},
-                            {"--rounds", number(settings.rounds, 1, 1000)},
-                            {"--milliseconds", number(settings.milliseconds, 1, 60'000)},
-                            {"--time-limit", number(settings.time_limit, 1, 86'400)}});
+  parse_options(arguments,
+                {{"--rows", number(settings.rows, std::uint64_t{1000}, std::uint64_t{1} << 30)},
+                 {"--dim", number(settings.dim, std::size_t{1}, std::size_t{4096})},
+                 {"--keys", number(settings.keys, std::size_t{1}, std::size_t{1} << 20)},
+                 {"--updates", number(settings.updates, 1, 1'000'000)},
+                 {"--rounds", number(settings.rounds, 1, 1000)},
+                 {"--milliseconds", number(settings.milliseconds, 1, 60'000)},
+                 {"--redis", Setter([&](std::string_view, std::string_view path) { settings.redis = path; })},
+                 {"--time-limit", number(settings.time_limit, 1, 86'400)}});
   if (settings.keys > settings.rows) throw SettingsError("--keys: at most as many as --rows");
   TemporaryDirectory const folder;
   return run_forked_ranks(2, [&](int rank) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,12 +181,19 @@ def test_grm_training_needs_a_gpu_for_each_rank(tmp_path: Path, capsys: pytest.C
 
 def test_parameter_server_measures_each_system(tmp_path: Path) -> None:
     small = ("--rows", "5000", "--keys", "100", "--dim", "8", "--rounds", "1", "--milliseconds", "20")
-    points = run_benchmark("parameter_server", tmp_path, *small, plots=False)
+    redis = ["redis"] if shutil.which("redis-server") else []
+    points = run_benchmark("parameter_server", tmp_path, *small, *["--redis"] * len(redis), plots=False)
     systems = ["table", "stripes", "in_process", "shm", "tcp"]
-    measured = [(point["system"], point["params"]["updates"]) for point in points]
-    assert measured == [(system, 0) for system in [*systems, "raw_tcp"]] + [(system, 200) for system in systems]
+    measured = [(point["system"], point["params"]["operation"], point["params"]["updates"]) for point in points]
+    assert measured == [
+        *((system, "lookup", 0) for system in [*systems, "raw_tcp", *redis]),
+        *((system, "lookup", 200) for system in [*systems, *redis]),
+        *((system, "update", 0) for system in [*systems, *redis]),
+    ]
     assert all(point["rate"] > 0 for point in points)
-    assert [point["ratio"] is not None for point in points] == [False, *[True] * 4, False, False, *[True] * 4]
+    without_limit = [("table", "lookup"), ("raw_tcp", "lookup"), ("table", "update"), ("tcp", "update")]
+    for point in points:
+        assert (point["ratio"] is None) == ((point["system"], point["params"]["operation"]) in without_limit)
     assert all(point["update_rate"] > 0 for point in points if point["params"]["updates"])
 
 
