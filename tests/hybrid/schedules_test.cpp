@@ -201,10 +201,7 @@ void expect_that_no_answer_lacks_a_part(std::size_t num_servers, StepLedger::Opt
 
 TEST_P(Schedules, NoAnswerLacksAPartThatTheStalenessDemands) {
   auto const [staleness, num_workers, num_servers] = GetParam();
-  for (bool const sums_parts : {true, false}) {
-    expect_that_no_answer_lacks_a_part(num_servers,
-                                       {.num_workers = num_workers, .staleness = staleness, .sums_parts = sums_parts});
-  }
+  expect_that_no_answer_lacks_a_part(num_servers, {.num_workers = num_workers, .staleness = staleness});
 }
 
 constexpr std::size_t kDim = 5;
@@ -293,14 +290,24 @@ TEST_P(Schedules, ExactOrderHasTheBitsOfOneTable) {
   }
 }
 
-TEST_P(Schedules, PartsThatAreNotAddedHaveTheBitsOfOneTable) {
-  auto const [staleness, num_workers, num_servers] = GetParam();
-  StepLedger::Options const options{
-      .num_workers = num_workers, .staleness = staleness, .is_exact = true, .sums_parts = false};
-  auto const expected = expected_reads(staleness, num_workers, options.sums_parts);
-  Servers servers(num_servers, {}, 1);
-  begin(servers, exact_table(), options);
-  expect_reads(expected, staleness, 1, [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
+class PartsThatAreNotAdded : public testing::TestWithParam<std::uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Staleness, PartsThatAreNotAdded, testing::Values(0, 1, 4));
+
+TEST_P(PartsThatAreNotAdded, DoNotLackOneThatTheStalenessDemands) {
+  for (std::uint32_t const num_workers : {2, 4}) {
+    expect_that_no_answer_lacks_a_part(2, {.num_workers = num_workers, .staleness = GetParam(), .sums_parts = false});
+  }
+}
+
+TEST_P(PartsThatAreNotAdded, HaveTheBitsOfOneTableInExactOrder) {
+  for (std::uint32_t const num_workers : {1, 3}) {
+    StepLedger::Options const options{
+        .num_workers = num_workers, .staleness = GetParam(), .is_exact = true, .sums_parts = false};
+    Servers servers(2, {}, 1);
+    begin(servers, exact_table(), options);
+    expect_reads(expected_reads(GetParam(), num_workers, false), GetParam(), 1,
+                 [&](std::uint32_t number) { return TestWorker(servers, number, 1, kDim); });
+  }
 }
 
 TEST_P(Schedules, ExactOrderHasTheBitsOfOneTableThroughEmbeddingWorkers) {
