@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Checkpoints``: tables, dense model, optimizers and positions of loaders, saved together.
 
-``headway hybrid run`` starts a job again from the newest one when it has lost a role. ``headway.training.checkpoints``
-has the folders: a checkpoint counts once its manifest is there, which is written last. It is imported late, as the
-trainer may import this package.
+``headway hybrid run`` starts a job again from the newest one when it has lost a role. ``headway.checkpoints`` has the
+folders: a checkpoint counts once its manifest is there, which is written last.
 """
 
 from __future__ import annotations
@@ -13,18 +12,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from headway.checkpoints import (
+    CheckpointFolders,
+    StepManifest,
+    TrainingCheckpointError,
+    load_weights,
+    weights_of,
+)
 from headway.config_files import ConfigError
 from headway.embedding import HashTableCollection
 from headway.embedding.checkpoint.rank_values import all_gather
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.tables import HybridTables
-
-if TYPE_CHECKING:
-    from headway import training
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,19 @@ class Checkpoint:
 
     path: Path
     step: int
+    generation: int
+    positions: list[Any]
+
+
+@dataclass(frozen=True)
+class HybridManifest(StepManifest):
+    """Describes a checkpoint of a script with ``headway.hybrid``.
+
+    Attributes:
+        generation: of the dense workers.
+        positions: (dense workers) positions in the data, as the script has them.
+    """
+
     generation: int
     positions: list[Any]
 
@@ -76,8 +92,6 @@ class Checkpoints:
         *,
         others: Mapping[str, Any] | None = None,
     ) -> None:
-        from headway.training.checkpoints import Checkpoints as Folders
-
         self._config = HybridConfig.of_argument(config).checkpoints
         if not self._config.folder:
             raise ConfigError("there is no folder of checkpoints: set checkpoints.folder")
@@ -85,7 +99,7 @@ class Checkpoints:
         self._states = {"optimizer": optimizer, "tables_optimizer": tables.optimizer, **(others or {})}
         group = None if tables.num_ranks == 1 else tables.process_group
         self._group = group
-        self._folders: training.checkpoints.Checkpoints = Folders(
+        self._folders = CheckpointFolders(
             Path(self._config.folder), keep=self._config.keep, group=group
         )
 
@@ -111,9 +125,6 @@ class Checkpoints:
             CheckpointError, OSError: it cannot be written; older ones are untouched.
             TypeError: JSON has no such position.
         """
-        from headway.training.checkpoints import HybridManifest
-        from headway.training.trained_state import weights_of
-
         json.dumps(position)
         weights = weights_of(self._model, [self._tables])
         dense = {"model": weights, "states": {name: each.state_dict() for name, each in self._states.items()}}
@@ -139,9 +150,6 @@ class Checkpoints:
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Loads a checkpoint; see ``resume()``."""
-        from headway.training.checkpoints import HybridManifest, TrainingCheckpointError
-        from headway.training.trained_state import load_weights
-
         path = Path(path)
         manifest = self._folders.read(path, lambda values: HybridManifest(**values))
         dense = self._folders.load_dense(path)
@@ -166,6 +174,4 @@ def newest_checkpoint(config: HybridConfig) -> Path | None:
     """Returns the newest complete checkpoint of a job; None: there is none, or no folder is set."""
     if not config.checkpoints.folder:
         return None
-    from headway.training.checkpoints import Checkpoints as Folders
-
-    return Folders(Path(config.checkpoints.folder), keep=0, group=None).latest()
+    return CheckpointFolders(Path(config.checkpoints.folder), keep=0, group=None).latest()

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from headway.checkpoints import TrainingCheckpointError
 from headway.cli.one_line_parser import OneLineParser
 from headway.config_files import ConfigError
 from headway.embedding import CheckpointError
 from headway.serving.grm import export_grm
 from headway.serving.package import Bucket, PackageError
-from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.train_step import DType
 
 

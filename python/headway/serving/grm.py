@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from headway.checkpoints import load_weights
 from headway.data.schema import TARGET
 from headway.embedding import LOCAL
 from headway.embedding.config import NoOptimizer
@@ -33,7 +34,6 @@ from headway.serving.package import Bucket, Manifest, PackageError, ServedFeatur
 from headway.training.checkpoints import Checkpoints
 from headway.training.config import TrainingConfig
 from headway.training.train_step import DType
-from headway.training.trained_state import load_weights
 
 HISTORY = "history"  #: Name of the sequence of events.
 

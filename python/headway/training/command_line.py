@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from headway.checkpoints import TrainingCheckpointError
 from headway.cli.one_line_parser import OneLineParser
 from headway.comm.initialization import init
 from headway.comm.launchers import adopt_launcher_environment
@@ -27,7 +28,6 @@ from headway.data import DataError
 from headway.evaluation import LabelQuality
 from headway.hybrid import HybridTables
 from headway.hybrid.config import TRAINING_OUT
-from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.config import TrainingConfig
 from headway.training.progress import TrainingResult
 from headway.training.train_step import LossError

@@ -6,15 +6,15 @@ Tables are saved apart from the rest: each rank has rows of its own, and the res
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headway.checkpoints import load_weights, weights_of
 from headway.hybrid import HybridTables
-from headway.training.checkpoints import Checkpoints, TrainingCheckpointError
+from headway.training.checkpoints import Checkpoints
 from headway.training.loss_scaling import LossScaler
 from headway.training.trained_tables import TrainedTables
 
@@ -86,35 +86,3 @@ class TrainedState:
         self.scaler.load_state_dict(dense.get("scaler", {}))
         for index, collection in enumerate(self.tables):
             collection.load(path / f"tables_{index}")
-
-
-def weights_of(model: torch.nn.Module, tables: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """Returns the weights of a model, except those of its tables."""
-    prefixes = _table_prefixes(model, tables)
-    return {name: value for name, value in model.state_dict().items() if not name.startswith(prefixes)}
-
-
-def load_weights(
-    path: Path, weights: Mapping[str, torch.Tensor], model: torch.nn.Module, tables: Sequence[torch.nn.Module]
-) -> None:
-    """Loads the weights of a checkpoint into a model, except those of its tables.
-
-    Raises:
-        TrainingCheckpointError: the checkpoint at ``path`` is of another model.
-    """
-    prefixes = _table_prefixes(model, tables)
-    try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:  # A shape differs.
-        raise TrainingCheckpointError(f"{path} does not fit the model: {error}") from error
-    missing = [name for name in missing if not name.startswith(prefixes)]
-    if missing or unexpected:
-        raise TrainingCheckpointError(
-            f"{path} does not fit the model: it lacks {missing or 'nothing'}, and has in addition "
-            f"{unexpected or 'nothing'}"
-        )
-
-
-def _table_prefixes(model: torch.nn.Module, tables: Sequence[torch.nn.Module]) -> tuple[str, ...]:
-    """Returns how names of the tables begin in the state of the model."""
-    return tuple(f"{name}." for name, module in model.named_modules() if module in tables)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from headway import hybrid
 from headway._hybrid import query_worker_status
+from headway.checkpoints import TrainingCheckpointError
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL, Adam, CheckpointError, FeatureConfig, TableConfig
 from headway.embedding.checkpoint import writing
-from headway.training.checkpoints import TrainingCheckpointError
 from hybrid_cases import Model, batch_of, collection, feature_configs, table_configs, train
 from parameter_servers import embedding_workers, parameter_servers
 

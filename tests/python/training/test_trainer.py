@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from headway.checkpoints import TrainingCheckpointError
 from headway.comm.rank_processes import RankFailedError
 from headway.data import DataError
 from headway.training import ConfigError, Trainer
-from headway.training.checkpoints import TrainingCheckpointError
 from headway.training.trainer import LossError
 from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
 
