@@ -323,6 +323,8 @@ void TensorLookup::update(BatchPtr const& batch, std::vector<std::uint64_t> cons
 
 void TensorLookup::read_ahead(std::vector<BatchPtr> const& next, std::vector<BatchPtr> const& present,
                               std::uint32_t step, std::uint32_t oldest_in_use) {
+  base::expects(std::ranges::none_of(next, [](auto const& each) { return each == nullptr; }),
+                "read_ahead() needs batches that have begun, not None");
   std::lock_guard const lock(mutex_);
   std::optional<c10::StreamGuard> guard;
   if (!device_.is_cpu()) {

@@ -39,6 +39,11 @@ def load_operators() -> None:
         torch.ops.load_library(OPERATOR_LIBRARY)  # type: ignore[no-untyped-call]
         version = ctypes.CDLL(str(OPERATOR_LIBRARY)).headway_torch_version
     except OSError as error:
+        if not OPERATOR_LIBRARY.exists():
+            raise ImportError(
+                f"headway's operator library is not built ({OPERATOR_LIBRARY} is missing): run `make build`; "
+                "`make demo` does not need it, and builds less"
+            ) from error
         raise _not_loaded("operator library", error) from error
     version.restype = ctypes.c_char_p
     _expect_version(version().decode())
@@ -46,8 +51,8 @@ def load_operators() -> None:
 
 def _not_loaded(what: str, error: Exception) -> ImportError:
     return ImportError(
-        f"headway's {what} cannot be loaded with torch {torch.__version__}: {error}. "
-        "Build it with `make build`, or reinstall headway for this torch."
+        f"headway's {what} cannot be loaded with torch {torch.__version__}: {str(error).rstrip('.')}. "
+        "Build it with `make build`, or reinstall headway for this torch"
     )
 
 

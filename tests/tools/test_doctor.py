@@ -232,6 +232,13 @@ def test_software_that_cannot_work_is_a_problem(
     assert problem.fix
 
 
+def test_operators_that_are_not_built_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"torch": "2.11.0", "distributed": True, "gpus": [], "operators_error": "ImportError: is not built"}
+    monkeypatch.setattr(_host, "run_probe", lambda script: facts)
+    (found,) = (each for each in doctor.find_software() if each.name == "tables and operators")
+    assert found.level is Level.NOTE and "is not built" in found.value and "make build" in str(found.fix)
+
+
 @pytest.mark.parametrize(
     ("torch", "torchrec", "level", "text"),
     [

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes torch, its GPUs and Headway's extension. Run it as a script in a process of its own, because it may crash.
 
-Prints one JSON object: torch's version, GPUs and their peer access, and the error of ``import headway``, if any.
+Prints one JSON object: torch's version, GPUs and their peer access, and the errors of ``import headway`` and of its
+tables and operators, if any.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def probe() -> dict[str, Any]:
             facts["headway_error"] = "imported, but no backend named headway is registered"
     except Exception as error:
         facts["headway_error"] = _one_line(error)
+        return facts
+    try:
+        import headway.embedding
+        import headway.ops  # noqa: F401
+    except Exception as error:
+        facts["operators_error"] = _one_line(error)
     return facts
 
 

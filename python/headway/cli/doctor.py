@@ -325,7 +325,7 @@ def find_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def find_software() -> list[Finding]:
-    """Reports versions and GPUs, and whether ``import headway`` works."""
+    """Reports versions and GPUs, and whether ``import headway``, its tables and operators work."""
     facts = _host.run_probe("_torch_probe.py")
     findings = [_find_python()]
     error = facts.get("error") or facts.get("torch_error")
@@ -336,6 +336,8 @@ def find_software() -> list[Finding]:
     findings += [_find_package(name, str(facts["torch"])) for name in ("torchrec", "fbgemm_gpu-cpu")]
     findings.append(_find_gpus(facts["gpus"], facts.get("gpu_error")))
     findings.append(_find_headway(facts.get("headway_error")))
+    if "headway_error" not in facts:
+        findings.append(_find_operators(facts.get("operators_error")))
     findings.append(_find_server())
     return findings
 
@@ -394,6 +396,14 @@ def _find_headway(error: object) -> Finding:
         return Finding(name="import headway", value="works; the backend is registered")
     fix = "build the extension: `make build` in the checkout, or pip install . again after a change of torch"
     return Finding(name="import headway", level=Level.PROBLEM, value=str(error), fix=fix)
+
+
+def _find_operators(error: object) -> Finding:
+    name = "tables and operators"
+    if error is None:
+        return Finding(name=name, value="are built")
+    fix = "for training, tables and HSTU: `make build` in the checkout; `make demo` builds less"
+    return Finding(name=name, level=Level.NOTE, value=str(error), fix=fix)
 
 
 def _find_server() -> Finding:

@@ -55,6 +55,26 @@ class Manifest(StepManifest):
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
 
 
+def set_aside(out: Path) -> Path | None:
+    """Moves checkpoints and results of an earlier training away, so that a new one does not mix with them.
+
+    Args:
+        out: folder of the training.
+    Returns:
+        the folder in ``out`` that they are in; None: there are none.
+    """
+    found = [out / name for name in ("checkpoints", "results.jsonl") if (out / name).exists()]
+    if not found:
+        return None
+    number = 1
+    while (aside := out / f"earlier_{number}").exists():
+        number += 1
+    aside.mkdir()
+    for each in found:
+        each.rename(aside / each.name)
+    return aside
+
+
 class Checkpoints(CheckpointFolders):
     """Checkpoints with a ``Manifest``."""
 

@@ -73,7 +73,7 @@ def main(
     parser = OneLineParser(prog="headway train", description=_DESCRIPTION)
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; --print-config shows all of them")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="change a setting of the file")
-    parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per GPU, or 4 on CPUs)")
+    parser.add_argument("--ranks", type=int, help="processes (default: one per GPU, or 4 on CPUs)")
     parser.add_argument("--out", type=Path, default=TRAINING_OUT, help="results (default: %(default)s)")
     parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="checkpoint (default: %(default)s)")
     parser.add_argument("--trace", metavar="A:B", help="record steps A to B - 1 in OUT/trace.json, for Perfetto")
@@ -102,7 +102,7 @@ def main(
 def _config_of(
     options: argparse.Namespace, default_config: Path | None, generate: Callable[[Path], Path] | None
 ) -> TrainingConfig:
-    if options.ranks < 0:
+    if options.ranks is not None and options.ranks < 1:
         raise ConfigError(f"--ranks must be from 1, not {options.ranks}")
     path = options.config
     if path is None:
@@ -158,6 +158,8 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
         path = None if job.resume == "auto" else Path(job.resume)
         if trainer.resume(path) and rank == 0:
             say(f"resumed at step {trainer.step}" + ("" if trainer.num_steps is None else f" of {trainer.num_steps}"))
+            if trainer.num_steps is not None and trainer.step >= trainer.num_steps:
+                say("all steps are trained: --resume never, or another --out, trains anew")
     if rank == 0:
         say(
             f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "

@@ -420,14 +420,31 @@ class TrainingConfig(HybridConfig):
             )
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Iterable[str]) -> list[str]:
-    """Describes the settings of some sections that differ: ``model.dim is 64, and was 32``."""
+def differences(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    sections: Iterable[str],
+    between: tuple[str, str] | None = None,
+) -> list[str]:
+    """Describes the settings of some sections that differ: ``model.dim is 64, and was 32``.
+
+    Args:
+        before, now: settings by section.
+        sections: those that are compared. The section ``""`` has the settings above all sections.
+        between: who has ``before`` and ``now``, as in ``model.dim is 64 at rank 1, and 32 at rank 0``.
+    """
     found = []
     for section in sections:
         one, other = before.get(section, {}), now.get(section, {})
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
-                found.append(f"{section}.{name} is {other.get(name)!r}, and was {one.get(name)!r}")
+                key = f"{section}.{name}" if section else name
+                if between is None:
+                    found.append(f"{key} is {other.get(name)!r}, and was {one.get(name)!r}")
+                else:
+                    first, second = between
+                    found.append(f"{key} is {other.get(name)!r} at {second}, and {one.get(name)!r} at {first}")
     return found
 
 

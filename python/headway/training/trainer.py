@@ -48,8 +48,8 @@ from headway.evaluation import LabelQuality
 from headway.hybrid import HybridTables
 from headway.nn.grm import GRM
 from headway.parallel.balance import BalancedSteps
-from headway.training.checkpoints import Checkpoints, Manifest
-from headway.training.config import TrainingConfig
+from headway.training.checkpoints import Checkpoints, Manifest, set_aside
+from headway.training.config import TrainingConfig, differences
 from headway.training.device_memory import is_out_of_memory
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (
@@ -63,6 +63,7 @@ from headway.training.progress import (
     server_seconds,
     waits,
 )
+from headway.training.rank_agreement import expect_same_training
 from headway.training.report import write_report
 from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
@@ -129,6 +130,7 @@ class Trainer:
             say=say,
         )
         self.folder = self._input.folder
+        expect_same_training(config, self.folder.fingerprint, self.group)
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model
         if model is None:
@@ -208,8 +210,9 @@ class Trainer:
         config = self.config
         if not config.run.prioritized_updates or self.num_ranks == 1:
             return False
-        if not hasattr(self.model, "read_ahead"):
-            raise ConfigError("run.prioritized_updates needs a model with read_ahead(): see TrainableModel")
+        for name in ("start_lookups", "read_ahead"):
+            if not callable(getattr(self.model, name, None)):
+                raise ConfigError(f"run.prioritized_updates needs a model with {name}(): see TrainableModel")
         if config.optimizer.clip_norm or config.run.dtype == "float16":
             what = "optimizer.clip_norm" if config.optimizer.clip_norm else "float16"
             if self.rank == 0:
@@ -240,6 +243,10 @@ class Trainer:
         self._got_signal = self._is_stopped = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._stopping_on_sigterm())  # A second signal must not interrupt the save.
+            if self.step == 0 and self.rank == 0 and self.out is not None:
+                aside = set_aside(self.out)
+                if aside is not None:
+                    self._say(f"checkpoints and results of an earlier training are in {aside} now")
             if self.config.run.tensorboard and self.rank == 0 and self.out is not None:
                 board = TensorBoard(self.out / "tensorboard", step=self.step)
                 self._tensorboard = stack.enter_context(contextlib.closing(board))
@@ -283,7 +290,6 @@ class Trainer:
     def _train(self, begin: float) -> Iterator[Progress]:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
-        self._division.expect_same()
         without_samples = collate([], self.config.data.schema()).to(self.device)
         self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
         reader = self._input.training_reader(self._next, self._division.budget_of_rank())
@@ -492,6 +498,9 @@ class Trainer:
             return False
         manifest = Checkpoints.manifest(path)
         manifest.expect_same_training(path, self.config, self.folder.fingerprint)
+        changed = differences(manifest.config, self.config.as_dict(), sections=("data", "model", "optimizer", "run"))
+        if changed and self.rank == 0:
+            self._say(f"settings that differ from those of {path.name}: {'; '.join(changed)}")
         self._train_step.state.load(path)
         self.step, self._next = manifest.step, manifest.next
         self._division.take_over(

@@ -11,14 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headway.config_files import ConfigError
 from headway.data.budget_reader import Budget
 from headway.data.reader import Position, StepBatch
 from headway.parallel.balance import (
     BalancedSteps,
-    BalanceError,
     BalancePlan,
-    SampleExchange,
     SampleWeight,
     StepBudget,
 )
@@ -75,22 +72,6 @@ class WorkDivision:
             self.square_weight = square_weight
         self.weight_exponent = self.weight_exponent or weight_exponent
         self.budget = self.budget or budget
-
-    def expect_same(self) -> None:
-        """Checks that all ranks divide alike. Otherwise some would wait for exchanges that others do not make.
-
-        Raises:
-            ConfigError: they do not; the message has the settings of both.
-        """
-        if self._group is None:
-            return
-        data = self._config.data
-        names = ("balance", "scope", "planner", "weight_model", "square_weight", "weight_exponent", "max_tokens",
-                 "global_batch", "budget", "budget_unit", "budget_memory", "micro_batches")  # fmt: skip
-        try:
-            SampleExchange(self._group).expect_same({name: getattr(data, name) for name in names})
-        except BalanceError as error:
-            raise ConfigError(str(error)) from error
 
     def budget_of_rank(self) -> Budget | None:
         """Returns the limit of a micro-batch of this rank, and measures what is not set; None: there is none."""

@@ -201,6 +201,7 @@ def misuse(rank: int, folder: str) -> list[str]:
         except (ValueError, RuntimeError) as error:
             errors.append(str(error))
 
+    expect_error(lambda: tables.read_ahead([None]))  # type: ignore[list-item]
     expect_error(lambda: tables.read_ahead([second, second]))
     tables.read_ahead([second])
     loss.backward()
@@ -218,7 +219,8 @@ def misuse(rank: int, folder: str) -> list[str]:
 
 
 def test_misuse_is_told_on_all_ranks(tmp_path: Path) -> None:
-    for twice, early, ahead, given_up in run_ranks(misuse, 2, str(tmp_path)):
+    for none, twice, early, ahead, given_up in run_ranks(misuse, 2, str(tmp_path)):
+        assert "read_ahead() needs batches that have begun, not None" in none
         assert "a batch is given twice" in twice
         assert "gradients of the present one are neither applied nor dropped" in early
         assert "call forget_ahead() on all ranks before" in ahead

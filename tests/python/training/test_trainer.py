@@ -68,6 +68,21 @@ def test_a_training_that_is_beyond_its_last_step_ends_at_once(tmp_path: Path, da
     assert after["step"] == 3 and same_bits(after, before)
 
 
+def test_a_new_training_in_a_used_folder_sets_the_earlier_one_aside(tmp_path: Path) -> None:
+    folder, out, lines = make_folder(tmp_path / "log"), tmp_path / "out", []
+    longer, shorter = make_config(folder, run={"max_steps": 4}), make_config(folder, run={"max_steps": 2})
+    Trainer(longer, out=out, say=lines.append).run()
+    assert not any("earlier" in line for line in lines)
+    Trainer(shorter, out=out, say=lines.append).run()
+    assert any("an earlier training are in" in line and "earlier_1 now" in line for line in lines)
+    assert [path.name for path in (out / "earlier_1" / "checkpoints").iterdir()] == ["step_00000004"]
+    resumed = Trainer(make_config(folder, run={"max_steps": 3}), out=out, say=lines.append)
+    assert resumed.resume() and resumed.step == 2
+    assert any("step_00000002: run.max_steps is 3, and was 2" in line for line in lines)
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in rows) == 2
+
+
 def test_a_resumed_training_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", 70)
     runs = [Run(config=make_config(folder))]

@@ -71,6 +71,8 @@ class BalancePlan:
         try:
             bins = plan_batches(weights, num_bins, method=method, tokens=tokens, max_tokens=self.max_tokens)
         except ValueError as error:
+            if not self.max_tokens:  # Weights are out of range.
+                raise BalanceError(f"{len(tokens):,} samples cannot be divided: {error}") from error
             raise BalanceError(
                 f"{len(tokens):,} samples of {int(tokens.sum()):,} tokens, the longest of {int(tokens.max()):,}, do not"
                 f" fit {num_ranks} x {self.micro_batches} micro-batches of at most {self.max_tokens:,} tokens: raise "
