@@ -31,7 +31,7 @@ def probe() -> dict[str, Any]:
     except Exception as error:
         facts["gpu_error"] = _one_line(error)
     try:
-        import headway  # noqa: F401
+        import headway
 
         # Without the extension a checkout may still import as a namespace package, so check for the backend itself.
         if not torch.distributed.is_backend_available("headway"):

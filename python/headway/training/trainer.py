@@ -210,7 +210,7 @@ class Trainer:
         config = self.config
         if not config.run.prioritized_updates or self.num_ranks == 1:
             return False
-        for name in ("start_lookups", "read_ahead"):
+        for name in ("read_ahead", "start_lookups"):
             if not callable(getattr(self.model, name, None)):
                 raise ConfigError(f"run.prioritized_updates needs a model with {name}(): see TrainableModel")
         if config.optimizer.clip_norm or config.run.dtype == "float16":

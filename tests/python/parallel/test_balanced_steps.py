@@ -297,3 +297,9 @@ def test_weights_are_integers() -> None:
     assert SampleWeight(exponent=2).of(tokens)[3] == 65_536 * 21_000**2
     with pytest.raises(ValueError, match="numbers from 0"):
         SampleWeight(square=-1)
+
+
+def test_weights_that_are_too_large_are_told() -> None:
+    weights, tokens = torch.full((3,), 1 << 62), torch.full((3,), 5)
+    with pytest.raises(BalanceError, match=r"3 samples cannot be divided: .* the sum of weight does not fit 63 bits"):
+        BalancePlan().divide(weights, tokens, num_ranks=2, step=0)

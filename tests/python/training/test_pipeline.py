@@ -168,6 +168,13 @@ def test_prioritized_updates_change_no_bit(tmp_path: Path, num_ranks: int) -> No
     assert first["step"] == 5 and same_bits(resumed, plain)
 
 
+class ReadsAhead(ExactModel):
+    """A model that reads ahead, but begins no lookups before."""
+
+    def read_ahead(self, lookups: Any) -> None:
+        """Nothing has begun."""
+
+
 def test_prioritized_updates_that_cannot_be_are_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", targets=2)
     config = make_config(folder, run={"prioritized_updates": True}, optimizer={"clip_norm": 1.0})
@@ -175,3 +182,5 @@ def test_prioritized_updates_that_cannot_be_are_named(tmp_path: Path) -> None:
     assert collision_share(tmp_path) is None, "clipping needs all gradients before an update"
     with pytest.raises(RuntimeError, match="needs a model with read_ahead"):
         train(2, Run(config=make_config(folder, run={"prioritized_updates": True}), model=ExactModel))
+    with pytest.raises(RuntimeError, match="needs a model with start_lookups"):
+        train(2, Run(config=make_config(folder, run={"prioritized_updates": True}), model=ReadsAhead))
