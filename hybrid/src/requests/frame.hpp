@@ -5,14 +5,14 @@
 // Both consist of a first message of fixed size, and of further ones if the body does not fit: pieces of the size of a
 // link's message slots, which leave at once, and one message for the rest, which waits until its receiver has told
 // where it belongs. A piece costs one copy more, and the other message a round trip. So as many bytes go in pieces as
-// travel in a round trip; the round trip of the rest passes meanwhile. The requester measures it, and tells the
-// responder. Over shm nothing goes in pieces, since the receiver reads the sender's memory.
+// travel in a round trip, and the round trip of the rest passes meanwhile. Over short round trips nothing goes in
+// pieces. The requester measures the round trip, and tells the responder. Nor are there pieces over shm, since the
+// receiver reads the sender's memory.
 //
 // Example: a body of 300,000 bytes over tcp. The first message has the header (56 bytes) and the first 968 bytes of the
 // body. With a round trip of 24 ms three pieces follow, of 131,072, 131,072 and 36,888 bytes, with the sequence number
-// in their `match`: the body is there after 12 ms. With a round trip of 50 us a piece of 50,000 bytes follows, and one
-// message with the other 249,032 bytes. The receiver learns from the first message how the body is cut, and posts all
-// receives.
+// in their `match`: the body is there after 12 ms. With a round trip of 0.1 ms one message has the other 299,032 bytes.
+// The receiver learns from the first message how the body is cut, and posts all receives.
 //
 // Integers have 64 bits, in the byte order of the host. The handshake of a group refuses peers of another byte order.
 
@@ -81,9 +81,12 @@ inline constexpr std::size_t kMessageSlotBytes = std::size_t{128} << 10;
 inline constexpr std::size_t kMostPieces = 14;
 /// Rate at which pieces are taken to travel. A faster link is left idle for a part of a round trip.
 inline constexpr std::size_t kPieceBytesPerMicrosecond = 1000;
+/// A shorter round trip costs less than the copies of pieces (docs/design/hybrid.md).
+inline constexpr std::chrono::microseconds kShortestRoundTrip{500};
 
 /// Bytes of a body that go in pieces over a link at most.
 inline std::size_t most_piece_bytes(comm::Group& link, std::chrono::microseconds round_trip) {
+  if (round_trip < kShortestRoundTrip) return 0;
   if (link.options().allow_get && link.monitor().traits(1 - link.rank()).can_get) return 0;
   return std::min(kMostPieces * link.options().message_slot_bytes,
                   static_cast<std::size_t>(round_trip.count()) * kPieceBytesPerMicrosecond);
