@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on g
 _NO_LIMIT_S = 1e9
 
 _ERRORS = (ConfigError, DataError, TrainingCheckpointError, LossError, BatchMemoryError, RankFailedError)
+#: Errors of settings and data, which all ranks have alike: their rank and line do not matter.
+_OF_ALL_RANKS = re.compile(r"rank \d+ failed: (ConfigError|DataError): (.*) \(at [^()]*\)")
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,11 @@ def main(
             raise ConfigError(f"--ranks starts ranks, and this is one of {os.environ.get('WORLD_SIZE')} of a launcher")
         result = _run_as_rank(job, options.backend) if is_rank else _run_here(job, options)
     except _ERRORS as error:
-        print(f"headway train: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        text = " ".join(str(error).split())
+        of_all = _OF_ALL_RANKS.fullmatch(text) if isinstance(error, RankFailedError) else None
+        print(f"headway train: {text if of_all is None else of_all[2]}", file=sys.stderr)
+        kind = type(error).__name__ if of_all is None else of_all[1]
+        return 2 if kind == "ConfigError" else 1
     if result is not None:
         print(format_result(result))
     return 0
