@@ -34,7 +34,8 @@ import psutil
 
 LIMIT_S = 90.0  #: From a kill to the line that names the role.
 LIFE_S = 180.0  #: From a start of the roles to the first step.
-STEPS = 1200
+STEPS = 1200  #: Least number of steps of a job.
+STEPS_OF_A_LIFE = 150  #: More than a life makes before it is killed.
 ROLES = ("server", "embedding_worker", "dense_worker", "loader")
 
 SCRIPT = """
@@ -195,7 +196,7 @@ def run_kills(roles: Sequence[str], draw: random.Random, folder: Path, num_steps
                 job.wait_for_moment(job.num_begun() + 1, draw.uniform(0.0, longest), trained_s=draw.uniform(0.0, 3.0))
             found = job.find(role, draw, LIFE_S)
             if found is None:
-                hangs += 1
+                hangs += job.process.poll() is None  # Else it has made all steps before.
                 break
             process, pattern = found
             process.send_signal(signal.SIGKILL)
@@ -206,7 +207,8 @@ def run_kills(roles: Sequence[str], draw: random.Random, folder: Path, num_steps
             durations.append(time.monotonic() - killed)
             if len(job.said()) < lives or not re.search(pattern, job.said()[number]):
                 unnamed += 1
-                print(f"kill {number} of {role}: {job.said()[number:] or job.err[-5:]}", file=sys.stderr)
+                last = "".join(job.err[-40:])
+                print(f"kill {number} of {role}: {job.said()[number:]}, after:\n{last}", file=sys.stderr)
         try:
             job.process.wait(timeout=0.0 if hangs else LIFE_S + 0.5 * num_steps)
         except subprocess.TimeoutExpired:
@@ -237,7 +239,8 @@ def main(argv: list[str]) -> int:
     went_well = True
     for role in argv[1:] or ROLES:
         with tempfile.TemporaryDirectory() as folder:
-            went_well = run_kills([role] * int(argv[0]), draw, Path(folder)) and went_well
+            num_steps = max(STEPS, STEPS_OF_A_LIFE * int(argv[0]))
+            went_well = run_kills([role] * int(argv[0]), draw, Path(folder), num_steps) and went_well
     return 0 if went_well else 1
 
 
