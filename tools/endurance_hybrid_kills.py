@@ -145,7 +145,7 @@ class Job:
             "server": (server, rf"parameter server {index} at {server} ended \(killed by SIGKILL"),
             "embedding_worker": (self.worker, rf"embedding worker 0 at {self.worker} ended \(killed by SIGKILL"),
             "dense_worker": ("train.py", r"the dense workers ended \(killed by SIGKILL\)"),
-            "loader": ("train.py", r"a loader of the dense workers ended \(DataLoader worker"),
+            "loader": ("train.py", r"a loader of the dense workers ended \("),
         }[role]
         until = time.monotonic() + limit_s
         while time.monotonic() < until and self.process.poll() is None:

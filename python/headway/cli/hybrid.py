@@ -302,7 +302,7 @@ def _run_roles(
                     continue
                 if role is workers and status == 0:
                     return 0, ""
-                lost = errors.lost_loader() if role is workers else ""
+                lost = errors.lost_loader() if role is workers and status > 0 else ""
                 return status if status > 0 else 1, lost or f"{role.name} ended ({_described(status)})"
             time.sleep(_POLL_S)
         return 128 + end.number, f"ended by {signal.Signals(end.number).name}"
@@ -315,11 +315,18 @@ def _run_roles(
 class _ErrorOutput:
     """Passes the error output of dense workers on, and looks for the loss of a loader in its end.
 
-    Loaders are processes of PyTorch's DataLoader, which raises an error in the dense worker when one is lost.
+    Loaders are processes of PyTorch's DataLoader, which raises an error in the dense worker when one is lost. If it is
+    lost while a batch is taken from it, the error is that of the connection by which its memory is passed on. A loader
+    has such an error, too, when its dense worker is lost, but not in the call that takes a batch.
     """
 
     _KEPT_BYTES = 1 << 16
     _LOST_LOADER = re.compile(rb"RuntimeError: (DataLoader worker \(pid[^\n]*(?:killed by signal|exited)[^\n]*)")
+    _LOST_CONNECTION = re.compile(
+        rb'in _try_get_data.*multiprocessing/resource_sharer\.py".*'
+        rb"^((?:Connection\w+Error|FileNotFoundError|EOFError)[^\n]*)",
+        re.DOTALL | re.MULTILINE,
+    )
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
@@ -338,7 +345,7 @@ class _ErrorOutput:
     def lost_loader(self) -> str:
         """Describes the loader whose loss has ended the dense workers; empty if it was something else."""
         self._thread.join(timeout=_LAST_ERRORS_S)
-        found = self._LOST_LOADER.search(self._end)
+        found = self._LOST_LOADER.search(self._end) or self._LOST_CONNECTION.search(self._end)
         if found is None:
             return ""
         return f"a loader of the dense workers ended ({found[1].decode(errors='replace').strip()})"

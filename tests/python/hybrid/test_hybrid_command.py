@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from headway.cli.hybrid import _run, main
+from headway.cli.hybrid import _ErrorOutput, _run, main
 from headway.hybrid import HybridConfig
 from headway.training import TrainingConfig
 from other_processes import wait_until_ended
@@ -237,3 +237,26 @@ def test_a_server_alone_needs_the_secret_and_listens(tmp_path: Path) -> None:
         assert server.stdout.readline() == f"listening at {addresses[0]}\n"
         server.terminate()
         assert server.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "DataLoader worker (pid 7) is"),
+        ("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader worker (pid(s) 7) exited"),
+        ('  File "/lib/torch/utils/data/dataloader.py", line 1293, in _try_get_data\n'
+         '  File "/lib/multiprocessing/resource_sharer.py", line 86, in get_connection\n'
+         "ConnectionResetError: [Errno 104] Connection reset by peer", "ConnectionResetError: [Errno 104] Connection"),
+        ('  File "/lib/multiprocessing/resource_sharer.py", line 138, in _serve\nEOFError', None),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", None),
+        ("RuntimeError: the model is wrong", None),
+    ],
+)  # fmt: skip
+def test_a_lost_loader_is_told_from_other_errors(
+    error: str, named: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; print('Traceback (most recent call last):', sys.argv[1], sep='\\n', file=sys.stderr)"
+    with subprocess.Popen([sys.executable, "-c", program, error], stderr=subprocess.PIPE) as process:
+        found = _ErrorOutput(process).lost_loader()
+    assert found.startswith(f"a loader of the dense workers ended ({named}") if named else found == ""
+    assert error in capfd.readouterr().err, "the errors are passed on"
