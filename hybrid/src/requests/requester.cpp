@@ -259,7 +259,7 @@ Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout,
     : impl_(std::make_shared<Impl>(std::move(link))) {
   base::expects(impl_->link().size() == 2, "a link has two ends");
   auto shortest = std::chrono::microseconds::max();
-  for (int i = 0; i < kFirstQuestions; ++i) {
+  for (int i = 0; i < (round_trip ? 1 : kFirstQuestions); ++i) {
     auto const begin = comm::Clock::now();
     auto const call = impl_->start(impl_, kAskIncarnation, 0, {});
     auto const reply = wait(*call, timeout);
