@@ -28,11 +28,12 @@ from headway.config_files import ConfigError
 from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
 from headway.hybrid.batch_counts import BatchCounts
+from headway.hybrid.batch_window import HybridBatch
 from headway.hybrid.batches import Batch, batches
 from headway.hybrid.checkpoints import Checkpoint, Checkpoints
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Loader
-from headway.hybrid.tables import HybridBatch, HybridTables
+from headway.hybrid.tables import HybridTables
 
 __all__ = [
     "Batch",

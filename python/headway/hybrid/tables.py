@@ -14,9 +14,7 @@ import contextlib
 import os
 import secrets
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,48 +24,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._hybrid import RequestRefusedError, ServerStatus
+from headway._hybrid import ServerStatus
 from headway.embedding.anchor import Anchor
 from headway.embedding.checkpoint import CheckpointError
-from headway.embedding.checkpoint.rank_values import all_gather, broadcast
+from headway.embedding.checkpoint.rank_values import all_gather
 from headway.embedding.collection import is_recomputation
 from headway.embedding.config import FeatureConfig, NoOptimizer, TableConfig
 from headway.embedding.features import Features
 from headway.embedding.optimizer import TableOptimizer
 from headway.embedding.process_groups import GroupOrLocal, any_rank, resolve_group
 from headway.hybrid import server_checkpoints
+from headway.hybrid.agreed_calls import Ask, agreed_call
 from headway.hybrid.batch_counts import BatchCounts
+from headway.hybrid.batch_window import BatchWindow, HybridBatch
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
-
-
-@dataclass(eq=False)
-class HybridBatch:
-    """A batch whose lookup has begun. Pass it to ``HybridTables`` instead of the features.
-
-    Attributes:
-        step: its step.
-        source: the features, by which activation checkpointing finds the batch again.
-        prepared: what is sent for it.
-        is_sent: its lookup is on its way, or has come.
-        gradients: (bags, dim) of each merged table, or None; from the backward pass.
-        is_looked_up: ``forward()`` has returned its embeddings.
-        has_backward: a backward pass has reached it.
-        num_bags: bags of each feature: its lists, or its ids without pooling; from ``forward()``.
-        has_samples: False: the worker has run out of data.
-        loss: why it is not trained, by the names of ``BatchCounts``; None: nobody has dropped it.
-    """
-
-    step: int
-    source: Any
-    prepared: Any = None
-    is_sent: bool = False
-    gradients: list[Values | None] = field(default_factory=list)
-    is_looked_up: bool = False
-    has_backward: bool = False
-    num_bags: list[int] = field(default_factory=list)
-    has_samples: bool = True
-    loss: str | None = None
 
 
 class HybridOptimizer(TableOptimizer):
@@ -164,13 +135,20 @@ class HybridTables(nn.Module):
             for index in range(len(self.merged_tables))
         ]
         self.optimizer = HybridOptimizer(self, self.merged_tables, self._anchors)
-        self.step = self._begin_generation()  #: Optimizer steps so far.
-        self._next = self.step  #: Step of the next batch.
+        self._window = BatchWindow(
+            self._lookups,
+            rank=self.rank,
+            staleness=config.most_missing_steps,
+            num_tables=len(self.merged_tables),
+            step=self._begin_generation(),
+        )
         self._has_ended = False
         self._has_warned = False  #: A warning of lost gradients was given.
-        self._ahead: deque[HybridBatch] = deque()  #: Begun, and not stepped.
-        self._returned: deque[HybridBatch] = deque()  #: Batches whose end servers have not confirmed.
-        self._counts = BatchCounts()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return self._window.step
 
     def _begin_generation(self) -> int:
         """Begins a generation of dense workers at the servers; returns the number of steps before it."""
@@ -198,7 +176,7 @@ class HybridTables(nn.Module):
 
     def _begin_if_ended(self) -> None:
         if self._has_ended:
-            self.step = self._next = self._begin_generation()
+            self._window.restart(self._begin_generation())
             self._has_ended = False
 
     # Lookups
@@ -206,7 +184,7 @@ class HybridTables(nn.Module):
     @property
     def most_in_flight(self) -> int:
         """Batches that may be between ``begin()`` and the confirmation of their gradients."""
-        return self.config.most_missing_steps + 1
+        return self._window.most
 
     def begin(self, features: Features | BatchRef | None) -> HybridBatch:
         """Sends the ids of the next batch to the servers that own them. Does not wait for their embeddings.
@@ -224,36 +202,9 @@ class HybridTables(nn.Module):
             RuntimeError: a server is lost. The message names it.
         """
         self._begin_if_ended()
-        if len(self._ahead) == self.most_in_flight:
-            raise ValueError(
-                f"{self.most_in_flight} batches have begun and wait for optimizer.step(): no more may begin with a "
-                f"staleness of {self.config.most_missing_steps}"
-            )
+        self._window.expect_room()
         prepared, has_samples = self._lookups.prepare(features)
-        batch = HybridBatch(
-            self._next, features, prepared, gradients=[None] * len(self.merged_tables), has_samples=has_samples
-        )
-        self._send_begun()  # Older ones first.
-        self._send_if_allowed(batch)
-        self._counts.begun += 1
-        self._next += 1
-        self._ahead.append(batch)
-        return batch
-
-    def _num_in_flight(self) -> int:
-        return sum(each.is_sent for each in self._ahead) + len(self._returned)
-
-    def _send_begun(self) -> None:
-        """Sends the batches that have begun, as far as the bound allows. Does not wait."""
-        while self._returned and self._lookups.is_finished(self._returned[0].step, self.rank):
-            self._confirm_oldest()
-        for batch in self._ahead:
-            self._send_if_allowed(batch)
-
-    def _send_if_allowed(self, batch: HybridBatch) -> None:
-        if not batch.is_sent and self._num_in_flight() < self.most_in_flight:
-            self._lookups.start(batch.step, self.rank, batch.prepared)
-            batch.is_sent = True
+        return self._window.begin(features, prepared, has_samples=has_samples)
 
     def forward(self, features: Features | BatchRef | HybridBatch) -> dict[str, torch.Tensor]:
         """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
@@ -272,21 +223,14 @@ class HybridTables(nn.Module):
         if isinstance(features, HybridBatch):
             batch = features
         elif self.training and is_recomputation():
-            batch = self._batch_of(features)
+            batch = self._window.batch_of(features)
         elif not self.training:
-            while self._returned:  # So that it sees the updates of this worker.
-                self._confirm_oldest()
+            self._window.confirm_all()  # So that it sees the updates of this worker.
             return self._by_feature(*self._lookups.read(features))
         else:
-            while self._returned and self._num_in_flight() >= self.most_in_flight:
-                self._confirm_oldest()
+            self._window.wait_for_room()
             batch = self.begin(features)
-        if batch not in self._ahead:
-            raise ValueError(f"the batch of step {batch.step} has made its step")
-        self._send_begun()
-        while not batch.is_sent:
-            self._confirm_oldest()
-            self._send_begun()
+        self._window.wait_until_sent(batch)
         batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
@@ -294,13 +238,6 @@ class HybridTables(nn.Module):
             return outputs
         with_gradient = _Expand.apply(batch, self, *outputs.values(), *self._anchors)
         return dict(zip(outputs, with_gradient, strict=True))
-
-    def _batch_of(self, features: Features | BatchRef) -> HybridBatch:
-        """Finds the batch that activation checkpointing looks up again."""
-        for batch in self._ahead:
-            if batch.source is features:
-                return batch
-        raise RuntimeError("the backward pass repeats a lookup of a batch that has made its step, or of other features")
 
     def _by_feature(self, num_bags: Sequence[int], of_tables: Sequence[Values]) -> dict[str, torch.Tensor]:
         outputs: dict[str, torch.Tensor] = {}
@@ -312,7 +249,7 @@ class HybridTables(nn.Module):
     # Learning
 
     def _keep_gradients(self, batch: HybridBatch, gradients: Sequence[torch.Tensor | None]) -> None:
-        if batch not in self._ahead:
+        if batch not in self._window.ahead:
             raise RuntimeError(
                 f"backward(): the batch of step {batch.step} has made its step, and its gradients were sent before"
             )
@@ -356,7 +293,7 @@ class HybridTables(nn.Module):
             RuntimeError: no batch was looked up, two have had a backward pass, a table with gradients has no optimizer,
                 or a server is lost.
         """
-        batch = self._batch_to_step()
+        batch = self._window.batch_to_step()
         for merged, by_name in zip(self.merged_tables, factors or [{}] * len(rates), strict=True):
             if len({by_name.get(each.name, 1.0) for each in merged.tables}) > 1:
                 raise ValueError(
@@ -371,39 +308,28 @@ class HybridTables(nn.Module):
             if values is not None and divisors[index] != 1:
                 values = values / np.float32(divisors[index])
             arguments.append((rates[index] * factor, values))
-        while self._ahead[0] is not batch:
+        while self._window.ahead[0] is not batch:
             self.skip()
         self._lookups.return_gradients(batch.step, self.rank, arguments)
-        self._end_oldest()
-
-    def _batch_to_step(self) -> HybridBatch:
-        learned = [batch for batch in self._ahead if batch.has_backward]
-        looked_up = [batch for batch in self._ahead if batch.is_looked_up]
-        if len(learned) > 1:
-            raise RuntimeError(
-                f"optimizer.step(): {len(learned)} batches have had a backward pass since the last step, and a step "
-                "has one"
-            )
-        if not looked_up:
-            raise RuntimeError("optimizer.step(): no batch has been looked up since the last step")
-        return learned[0] if learned else looked_up[-1]
+        self._window.end_oldest()
+        self._forget_anchors()
 
     def drop_gradients(self) -> None:
         """Drops gradients that are kept, and not sent. ``optimizer.zero_grad()`` calls it."""
-        for batch in self._ahead:
+        for batch in self._window.ahead:
             batch.gradients = [None] * len(self.merged_tables)
         self._forget_anchors()
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiplies the gradients that ``optimizer.step()`` would send."""
-        for batch in self._ahead:
+        for batch in self._window.ahead:
             for values in batch.gradients:
                 if values is not None:
                     values *= np.float32(float(factor))
 
     def has_finite_gradients(self) -> bool:
         """Whether the gradients that ``optimizer.step()`` would send are finite on all dense workers, which call it."""
-        of_batches = [values for batch in self._ahead for values in batch.gradients if values is not None]
+        of_batches = [values for batch in self._window.ahead for values in batch.gradients if values is not None]
         return not any_rank(self.process_group, not all(bool(np.isfinite(values).all()) for values in of_batches))
 
     def _forget_anchors(self) -> None:
@@ -416,66 +342,38 @@ class HybridTables(nn.Module):
         Raises:
             RuntimeError: no batch has begun, or a server is lost.
         """
-        if not self._ahead:
+        if not self._window.ahead:
             raise RuntimeError("skip(): no batch has begun")
         self._drop_oldest("skipped")
 
     def skip_learned(self) -> None:
         """Ends the batch that ``optimizer.step()`` would take, and older ones, without a step."""
-        batch = self._batch_to_step()
+        batch = self._window.batch_to_step()
         batch.has_backward = False  # Its gradients are dropped on purpose.
-        while self._ahead[0] is not batch:
+        while self._window.ahead[0] is not batch:
             self.skip()
         self._drop_oldest("overflow")
 
     def _drop_oldest(self, cause: str) -> None:
-        batch = self._ahead[0]
-        if not batch.is_sent:
-            self._lookups.forget(batch.step, self.rank, batch.prepared)
-        self._lookups.drop(batch.step, self.rank, cause if batch.has_samples else "no_batch")
-        batch.loss = cause
-        self._end_oldest()
-
-    def _end_oldest(self) -> None:
-        self._returned.append(self._ahead.popleft())
-        self.step += 1
+        self._window.drop_oldest(cause)
         self._forget_anchors()
-
-    def _confirm_oldest(self) -> None:
-        batch = self._returned[0]
-        try:
-            is_finite = self._lookups.finish(batch.step, self.rank)
-        except RequestRefusedError:  # Such as gradients that are not finite: other workers must not wait for them.
-            self._lookups.drop(batch.step, self.rank, "refused")
-            batch.loss = "refused"
-            raise
-        self._count_end(self._returned.popleft(), is_finite)
-
-    def _count_end(self, batch: HybridBatch, is_finite: bool) -> None:
-        loss = batch.loss or (None if is_finite else "not_finite")
-        if not batch.has_samples:
-            self._counts.empty += 1
-        elif loss is None:
-            self._counts.trained += 1
-        else:
-            self._counts.lost[loss] += 1
 
     def pass_over(self, batch: HybridBatch) -> None:
         """Ends a batch without a step if it has made none; older ones, too. Warns once if gradients are lost."""
-        if batch in self._ahead and batch.has_backward and not self._has_warned:
+        if batch in self._window.ahead and batch.has_backward and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"the batch of step {batch.step} had a backward pass and no optimizer.step(): its gradients are lost. "
                 "Is tables.optimizer.step() called?",
                 stacklevel=3,
             )
-        while batch in self._ahead:
+        while batch in self._window.ahead:
             self.skip()
 
     def forget_ahead(self) -> None:
         """Ends all batches that have begun without a step, as far as servers can be reached. It does not wait."""
         with contextlib.suppress(RuntimeError):
-            while self._ahead:
+            while self._window.ahead:
                 self.skip()
 
     def drain(self) -> None:
@@ -490,16 +388,15 @@ class HybridTables(nn.Module):
         All dense workers call it after their last step, with the same number of steps. A lookup afterwards begins a new
         generation, which all of them do together.
         """
-        while self._ahead:
+        while self._window.ahead:
             self.skip()
-        while self._returned:
-            self._confirm_oldest()
-        self._lookups.end_at(self._next)
+        self._window.confirm_all()
+        self._lookups.end_at(self._window.next_step)
         self._has_ended = True
 
     def disconnect(self) -> None:
         """Takes leave of the servers, which would warn of a lost worker otherwise. Tables cannot be used afterwards."""
-        self._lookups = cast(Any, _NoLookups())
+        self._lookups = self._window.lookups = cast(Any, _NoLookups())
 
     # Checkpoints
 
@@ -523,15 +420,14 @@ class HybridTables(nn.Module):
         """
         self._begin_if_ended()
         with self._together("save()") as ask:
-            if any(batch.is_looked_up for batch in self._ahead):
+            if any(batch.is_looked_up for batch in self._window.ahead):
                 raise ValueError(
                     f"save(): the batch of step {self.step} was looked up, and has not made its step: call "
                     "optimizer.step() or skip() before"
                 )
-            while self._returned:
-                self._confirm_oldest()
+            self._window.confirm_all()
         # Workers may have sent different numbers of lookups ahead. Servers wait for none from the first missing one.
-        own_end = next((batch.step for batch in self._ahead if not batch.is_sent), self._next)
+        own_end = next((batch.step for batch in self._window.ahead if not batch.is_sent), self._window.next_step)
         end = min(all_gather(own_end, self._group))
         error = ask(
             lambda: server_checkpoints.save(
@@ -583,41 +479,10 @@ class HybridTables(nn.Module):
         )
         if error is not None:
             raise CheckpointError(error)
-        self.step = self._next = step
+        self._window.restart(step)
 
-    @contextlib.contextmanager
-    def _together(self, name: str) -> Iterator[Callable[[Callable[[], Any]], tuple[Any, str | None]]]:
-        """Runs its body on all workers, and raises on all if one fails or workers are at different steps.
-
-        Yields:
-            a function that lets the first worker call something, and returns result and error on all.
-        """
-        error: Exception | None = None
-
-        def ask(call: Callable[[], Any]) -> tuple[Any, str | None]:
-            outcome: tuple[Any, str | None] = (None, None)
-            if self.rank == 0:
-                try:
-                    outcome = (call(), None)
-                except (CheckpointError, RuntimeError, ValueError) as failure:
-                    outcome = (None, str(failure))
-            agreed: tuple[Any, str | None] = broadcast(outcome, self._group)
-            return agreed
-
-        try:
-            yield ask
-        except (RuntimeError, ValueError) as failure:
-            error = failure
-        said = None if error is None else f"dense worker {self.rank}: {error}"
-        states = all_gather((said, self.step), self._group)
-        if error is not None:
-            raise error
-        errors = [each for each, _ in states if each is not None]
-        if errors:
-            raise RuntimeError(f"{name}: {errors[0]}")
-        if len({step for _, step in states}) > 1:
-            steps = ", ".join(str(step) for _, step in states)
-            raise ValueError(f"{name}: dense workers are at different steps: {steps}")
+    def _together(self, name: str) -> contextlib.AbstractContextManager[Ask]:
+        return agreed_call(name, rank=self.rank, step=lambda: self.step, group=self._group)
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
@@ -625,12 +490,9 @@ class HybridTables(nn.Module):
 
     def _begin_again(self) -> None:
         """Looks up the batches that have begun in a new generation."""
-        if self._ahead:
+        if self._window.ahead:
             self._begin_if_ended()
-        for batch in self._ahead:
-            batch.is_sent = False
-            self._next += 1
-        self._send_begun()
+        self._window.send_again()
 
     # Statistics
 
@@ -640,9 +502,7 @@ class HybridTables(nn.Module):
 
     def counts(self) -> BatchCounts:
         """Returns what became of the batches of this dense worker."""
-        counts = replace(self._counts, lost=self._counts.lost.copy())
-        counts.in_flight = len(self._ahead) + len(self._returned)
-        return counts
+        return self._window.counts()
 
     def waits(self) -> list[tuple[str, float]]:
         """Returns the time in seconds for which this dense worker waited, for each server or embedding worker.
