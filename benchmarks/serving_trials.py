@@ -45,7 +45,7 @@ DESCRIPTION = "serving trials: bits, lost ranks, versions, overload, idle ranks,
 
 _SYSTEMS = (*(f"ring {lag}" for lag in range(5)), "pairwise")
 _SUSTAINED = 0.9  #: Multiplies the rate of waiting clients.
-_CLIENTS = 32
+_CLIENTS_PER_RANK = 16
 _KILL_PAUSE_S = 0.5  #: Between the return of service and the next kill.
 _KILL_LOAD, _SOAK_LOAD = 0.5, 0.8  #: Multiply the sustained rate.
 _VERSION_LOAD = 0.7  #: Multiplies the rate of waiting clients.
@@ -109,7 +109,7 @@ class _Prepared:
 
     def closed_loop(self, addresses: Sequence[str], seconds: int) -> LoadRun:
         """Clients that wait for their replies."""
-        return self.start(addresses, "--clients", str(_CLIENTS), seconds=seconds).finish()
+        return self.start(addresses, "--clients", str(_CLIENTS_PER_RANK * len(addresses)), seconds=seconds).finish()
 
     def sustained(self, addresses: Sequence[str]) -> float:
         """Requests a second that the ranks sustain.

@@ -50,7 +50,7 @@ constexpr char const* kUsage = R"(usage: headway_serve --package FOLDER [option.
   --max-lag K           with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)
   --max-queued-rows N   items that may wait; more are refused (default: 65536)
   --max-ids N           most ids of a feature in a request (default: 262144)
-  --model-threads N     threads of the dense part (default: 1)
+  --model-threads N     threads of matrix products and attention (default: 1)
   --cuda-device I       index of the device for packages that are compiled for CUDA (default: 0)
   --metrics HOST:PORT   where Prometheus finds the counters of this rank (default: nowhere)
   --tls-certificate FILE, --tls-key FILE   encrypt connections; files in PEM format

@@ -29,7 +29,7 @@ _PASSED_ON = {
     "--max-lag": ("K", "with --fetch ring: batches that a rank may be ahead of the slowest one (default: 2)"),
     "--max-queued-rows": ("N", "items of a rank that may wait; more are refused (default: 65536)"),
     "--max-ids": ("N", "most ids of a feature in a request (default: 262144)"),
-    "--model-threads": ("N", "threads of the dense part of a rank (default: 1)"),
+    "--model-threads": ("N", "threads of matrix products and attention of a rank (default: 1)"),
     "--tls-certificate": ("FILE", "encrypts connections; in PEM format, as the files of the next options"),
     "--tls-key": ("FILE", "key of the certificate"),
     "--tls-client-ca": ("FILE", "clients need a certificate that one of these has signed"),

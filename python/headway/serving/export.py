@@ -5,6 +5,8 @@ Idea: the caller names what is looked up, and gives the module behind the lookup
 compile it for each bucket. Before, three batches that share a user and differ in all else are computed: if that user's
 outputs differ, the model is refused, since a server puts requests of strangers into one batch.
 
+Compiled loops have one thread. By default Inductor compiles the number of threads of the exporting process into them.
+Eight ranks that were to have one thread each had 16 on a host of 16 cores, and answered nothing in time.
 Source: the compiled parts keep all constants outside of the code (``always_keep_tensor_constants``). Without it
 AOTInductor compiles tensors of up to 8 elements into the code, and new weights are ignored.
 """
@@ -161,7 +163,12 @@ def _compile(
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(path),
-        inductor_configs={"always_keep_tensor_constants": True, "aot_inductor.package": True, **settings},
+        inductor_configs={
+            "always_keep_tensor_constants": True,
+            "aot_inductor.package": True,
+            "cpp.threads": 1,
+            **settings,
+        },
     )
     content = path.read_bytes()
     return CompiledPart(bucket=bucket, file=path.name, num_bytes=len(content), crc32=zlib.crc32(content))

@@ -7,6 +7,8 @@ sets and numbers of threads.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,10 +23,12 @@ from headway.serving.requests import Request, RequestError, dense_inputs, sizes_
 
 
 class Predictor:
-    """Loads a package; its tables into host memory. For one thread.
+    """Loads a package; its tables into host memory. One thread may call it at a time.
 
     Args:
         folder: of the package.
+        num_threads: of matrix products and attention, as ``headway serve --model-threads``. Another number can give
+            other bits on some processors.
 
     Attributes:
         manifest: of the package.
@@ -33,10 +37,14 @@ class Predictor:
         PackageError: a file is missing or altered, or another torch has compiled the dense part, or this machine lacks
             the CUDA device or the instruction set.
         CheckpointError: the tables are damaged.
+        ValueError: there is no thread.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, num_threads: int = 1) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         folder = Path(folder)
+        self._num_threads = num_threads
         self.manifest = Manifest.read(folder)
         if self.manifest.torch_version != torch.__version__:
             raise PackageError(
@@ -96,5 +104,17 @@ class Predictor:
             raise RequestError(f"{sizes}: {bucket} does not hold it")
         embeddings = self._tables(dict(request.features))
         inputs = dense_inputs(self.manifest, bucket, request, embeddings, sizes)
-        outputs = self._parts[bucket](*(each.to(self.manifest.device) for each in inputs))
+        with _threads_of_torch(self._num_threads):
+            outputs = self._parts[bucket](*(each.to(self.manifest.device) for each in inputs))
         return {name: out[: sizes.items].cpu() for name, out in zip(self.manifest.outputs, outputs, strict=True)}
+
+
+@contextlib.contextmanager
+def _threads_of_torch(count: int) -> Iterator[None]:
+    """Lets operators have so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,6 +57,13 @@ def test_the_smallest_bucket_is_taken(predictor: Predictor) -> None:
     assert [part.bucket for part in manifest.parts] == BUCKETS and manifest.version == "v1"
     found = [manifest.bucket_for(items, 0, 0) for items in (0, 4, 5, 16, 17)]
     assert [each and each.bucket for each in found] == [Bucket(4), Bucket(4), Bucket(16), Bucket(16), None]
+
+
+def test_compiled_loops_leave_the_number_of_threads_to_the_server(predictor: Predictor, package: Path) -> None:
+    for part in predictor.manifest.parts:
+        with zipfile.ZipFile(package / part.file) as archive:
+            sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
+        assert sources and not any(b"omp parallel" in source for source in sources)
 
 
 def test_a_request_without_items_has_no_predictions(predictor: Predictor) -> None:
