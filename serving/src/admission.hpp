@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "deadline_margin.hpp"
 #include "headway/serving/engine.hpp"
 #include "request_queue.hpp"
 
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -65,7 +67,8 @@ class Admission {
   /// Counts a request that was not answered. @returns the reply
   [[nodiscard]] Reply refuse_as(Outcome outcome, std::string error);
   /// Counts a batch and its requests, and learns how long batches take.
-  void add(BatchRecord const& batch);
+  /// @param requests all of the batch, also those that were refused meanwhile
+  void add(BatchRecord const& batch, std::span<PendingPtr const> requests);
   void count_refused_version();
   [[nodiscard]] EngineStatistics statistics() const;
 
@@ -87,6 +90,7 @@ class Admission {
   EngineStatistics statistics_;
   /// Averages of batches: time between two ends under load, time from the queue to the end, that of the dense part.
   std::chrono::nanoseconds batch_interval_{0}, batch_time_{0}, dense_time_{0};
+  DeadlineMargin margin_;
   Clock::time_point last_reply_{};
 };
 

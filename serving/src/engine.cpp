@@ -428,7 +428,7 @@ void Engine::Loop::finish(Batch& batch, DenseRun& run) {
   record.dense_began = run.began;
   record.dense_ended = run.ended;
   record.replied = Clock::now();
-  admission_.add(record);
+  admission_.add(record, batch.requests);
   if (options_.on_batch) options_.on_batch(record);
 }
 

@@ -4,6 +4,7 @@
 #include "headway/serving/engine.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <exception>
 #include <iterator>
@@ -31,6 +32,7 @@ struct PendingRequest {
   Sizes sizes;
   std::size_t num_bytes = 0;
   Clock::time_point accepted{}, deadline{};
+  std::chrono::nanoseconds allowed{0};  ///< Longest time in which it was expected; 0: nothing waited before it.
   ReplyFunction reply;         ///< Empty once it is called.
   std::size_t first_item = 0;  ///< Index of its first item in the batch.
 };
