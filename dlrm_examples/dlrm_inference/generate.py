@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes synthetic logs in the formats of Criteo and Ali-CCP. Ids follow a power law.
 
-Criteo logs have the cardinalities of the published logs.
+Criteo logs have the cardinalities of the published logs. Their clicks are those of a known model
+(``support/data/planted_clicks.py``) with ``--planted``, and random otherwise.
 
 python -m dlrm_examples.dlrm_inference.generate criteo sample.tsv --rows 100000
 python -m dlrm_examples.dlrm_inference.generate ali_ccp sample_directory --rows 100000
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from dlrm_examples.support.data.ali_ccp import COMMON_PREFIX, FIELDS, SKELETON_PREFIX, WEIGHTED_FIELDS
 from dlrm_examples.support.data.criteo import KAGGLE_CARDINALITIES, NUM_INTEGERS, TERABYTE_CARDINALITIES
+from dlrm_examples.support.data.planted_clicks import click_probabilities
 from dlrm_examples.support.data.zipf import draw_zipf, scatter_32_bits
 
 ZIPF_EXPONENT = 1.1
@@ -50,19 +52,34 @@ def write_criteo_log(
     cardinalities: tuple[int, ...] = KAGGLE_CARDINALITIES,
     exponent: float = ZIPF_EXPONENT,
     seed: int = 0,
+    planted_model: int | None = None,
 ) -> None:
-    """Writes a Criteo log, gzip-compressed if ``path`` ends in ``.gz``. Replaces an existing file at the end."""
+    """Writes a Criteo log, gzip-compressed if ``path`` ends in ``.gz``. Replaces an existing file at the end.
+
+    Args:
+        path: the file.
+        num_rows: rows to write.
+        cardinalities: ids of each categorical column.
+        exponent: skew of the ids' popularity.
+        seed: seed of the random numbers.
+        planted_model: seed of the model that clicks follow; None: they are random.
+    """
     random = np.random.default_rng(seed)
     partial = path.with_name(f".{os.getpid()}-{path.name}")
     with _create(partial, compressed=path.suffix == ".gz") as stream:
         for start in range(0, num_rows, _ROWS_PER_CHUNK):
             rows = min(_ROWS_PER_CHUNK, num_rows - start)
-            columns = [_labels(random, rows)]
-            columns += [_integers(random, rows, column) for column in range(1, NUM_INTEGERS + 1)]
-            columns += [
-                _categories(random, rows, table, cardinality, exponent)
-                for table, cardinality in enumerate(cardinalities)
-            ]
+            clicks = random.random(rows)
+            columns = [_integers(random, rows, column) for column in range(1, NUM_INTEGERS + 1)]
+            ids = []
+            for table, cardinality in enumerate(cardinalities):
+                ids.append(draw_zipf(random, num_values=cardinality, exponent=exponent, size=rows))
+                columns.append(_categories(random, ids[-1], table))
+            rates: float | npt.NDArray[np.float64] = CLICK_RATE
+            if planted_model is not None:
+                missing = [np.array([not field for field in fields]) for fields in columns[NUM_INTEGERS:]]
+                rates = click_probabilities(ids, click_rate=CLICK_RATE, seed=planted_model, is_missing=missing)
+            columns.insert(0, ["1" if clicked else "0" for clicked in clicks < rates])
             stream.write("".join("\t".join(fields) + "\n" for fields in zip(*columns, strict=True)).encode())
     partial.replace(path)
 
@@ -94,10 +111,6 @@ def _create(path: Path, *, compressed: bool) -> IO[bytes]:
     return gzip.open(path, "wb", compresslevel=1) if compressed else path.open("wb")  # type: ignore[return-value]
 
 
-def _labels(random: np.random.Generator, rows: int) -> list[str]:
-    return ["1" if clicked else "0" for clicked in random.random(rows) < CLICK_RATE]
-
-
 def _integers(random: np.random.Generator, rows: int, column: int) -> list[str]:
     """Draws counts with a long tail and missing values. Column NEGATIVE_INTEGER reaches down to -3."""
     values = np.exp(random.normal(1.5, 1.5, rows)).astype(np.int64)
@@ -106,8 +119,7 @@ def _integers(random: np.random.Generator, rows: int, column: int) -> list[str]:
     return _with_missing(random, [str(value) for value in values.tolist()], MISSING_INTEGER_RATE)
 
 
-def _categories(random: np.random.Generator, rows: int, table: int, cardinality: int, exponent: float) -> list[str]:
-    popularity_ranks = draw_zipf(random, num_values=cardinality, exponent=exponent, size=rows)
+def _categories(random: np.random.Generator, popularity_ranks: npt.NDArray[np.int64], table: int) -> list[str]:
     hashes = scatter_32_bits(popularity_ranks, salt=table)
     return _with_missing(random, [f"{value:08x}" for value in hashes.tolist()], MISSING_CATEGORY_RATE)
 
@@ -152,16 +164,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--exponent", type=float, default=ZIPF_EXPONENT, help="skew of the ids' popularity (default: %(default)s)"
     )
+    parser.add_argument(
+        "--planted", type=int, metavar="SEED", help="criteo: clicks follow a model of this seed (default: none)"
+    )
     options = parser.parse_args(arguments)
     if options.rows < 1:
         parser.error(f"--rows must be at least 1, not {options.rows}")
     if options.exponent <= 0 or options.exponent == 1:
         parser.error(f"--exponent must be above 0 and not exactly 1, not {options.exponent}")
+    if options.planted is not None and (options.format != "criteo" or options.planted < 0):
+        parser.error(f"--planted needs the format criteo and a seed from 0, not {options.format} and {options.planted}")
     if options.format == "criteo":
         sizes = KAGGLE_CARDINALITIES if options.cardinalities == "kaggle" else TERABYTE_CARDINALITIES
         write_criteo_log(
-            options.path, num_rows=options.rows, cardinalities=sizes, exponent=options.exponent, seed=options.seed
-        )
+            options.path, num_rows=options.rows, cardinalities=sizes, exponent=options.exponent, seed=options.seed,
+            planted_model=options.planted,
+        )  # fmt: skip
     else:
         write_ali_ccp_log(options.path, num_rows=options.rows, exponent=options.exponent, seed=options.seed)
     print(f"wrote {options.rows} rows to {options.path}")
