@@ -132,10 +132,12 @@ class ListChanges {
     return {.kind = static_cast<std::uint8_t>(kind), .generation = 1, .body = {body.begin(), body.end()}};
   }
   [[nodiscard]] StepLedger::Options rules() {
+    bool const shares_clock = below(4) > 0;
     return {.num_workers = 1 + static_cast<std::uint32_t>(below(2)),
             .staleness = static_cast<std::uint32_t>(below(3)),
-            .is_exact = below(4) == 0,
-            .sums_parts = below(2) == 0};
+            .is_exact = shares_clock && below(4) == 0,
+            .sums_parts = shares_clock && below(2) == 0,
+            .shares_clock = shares_clock};
   }
   [[nodiscard]] BatchId batch() { return {.step = below(4), .worker = static_cast<std::uint32_t>(below(2))}; }
 

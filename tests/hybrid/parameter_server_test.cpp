@@ -31,6 +31,17 @@ class ParameterServerTest : public testing::Test {
     client().configure(one_table(1));
     client().begin_generation(1, {.num_workers = num_workers, .staleness = staleness, .sums_parts = sums_parts});
   }
+  /// Workers that count steps of their own.
+  void begin_async(std::uint32_t num_workers, std::uint32_t staleness,
+                   std::vector<embedding::MergedTable> const& tables = one_table(1)) {
+    servers_ = std::make_unique<Servers>(1);
+    for (std::uint32_t worker = 0; worker < num_workers; ++worker) {
+      workers_.push_back(std::make_unique<TestWorker>(*servers_, worker, 1, 1));
+    }
+    client().configure(tables);
+    client().begin_generation(
+        1, {.num_workers = num_workers, .staleness = staleness, .sums_parts = false, .shares_clock = false});
+  }
   [[nodiscard]] ServerClient& client() { return workers_.front()->client(0); }
   [[nodiscard]] TestWorker& worker(std::size_t number) { return *workers_[number]; }
   /// Row of an id, without a lookup.
@@ -86,6 +97,74 @@ TEST_F(ParameterServerTest, AppliesPartsThatAreNotAddedWhenTheyCome) {
   EXPECT_EQ(client().status().num_applied, 1U);
   worker(0).start(2, Ids{5});
   EXPECT_EQ(worker(0).rows(2), std::vector<float>{-1});
+}
+
+TEST_F(ParameterServerTest, AWorkerWithAClockOfItsOwnWaitsForNobody) {
+  begin_async(2, 0);
+  worker(1).start(0, Ids{5});
+  EXPECT_EQ(worker(1).rows(0), std::vector<float>{0});
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    worker(0).start(step, Ids{5});
+    EXPECT_EQ(worker(0).rows(step), std::vector<float>{-static_cast<float>(step)});
+    worker(0).finish(step, std::vector<float>{1}, 1);
+  }
+  EXPECT_EQ(client().status().num_applied, 5U) << "steps of the worker that has come furthest";
+  worker(0).start(5, Ids{5});
+  worker(0).start(6, Ids{5});
+  worker(0).send_void(5);
+  EXPECT_EQ(worker(0).rows(6), std::vector<float>{-5}) << "it was held back by its own step 5 alone";
+  EXPECT_EQ(client().status().staleness, std::vector<std::uint64_t>{8});
+  worker(1).finish(0, std::vector<float>{2}, 0.5);
+  EXPECT_EQ(read(5), -6);
+  worker(1).start(1, Ids{5});
+  EXPECT_EQ(worker(1).rows(1), std::vector<float>{-6});
+  EXPECT_NE(refusal_of([&] { client().end_at(1, 9); }).find("no common end"), std::string::npos);
+}
+
+TEST_F(ParameterServerTest, StepsOfAnOptimizerCountTheUpdatesOfAllWorkersWithClocksOfTheirOwn) {
+  // Adam corrects its moments by the number of updates, which is 1 for the first step of each worker alone.
+  begin_async(2, 0, one_table(1, kernels::OptimizerKind::kAdam));
+  auto tables = one_table(1, kernels::OptimizerKind::kAdam);
+  for (std::uint32_t const number : {0, 1}) {
+    worker(number).start(0, Ids{5});
+    worker(number).finish(0, std::vector<float>(worker(number).rows(0).size(), -1), 1);
+  }
+  auto const asynchronous = read(5);
+  workers_.clear();
+  servers_ = std::make_unique<Servers>(1);
+  workers_.push_back(std::make_unique<TestWorker>(*servers_, 0, 1, 1));
+  client().configure(tables);
+  client().begin_generation(1, {.num_workers = 1});
+  for (std::uint64_t step = 0; step < 2; ++step) {
+    worker(0).start(step, Ids{5});
+    worker(0).finish(step, std::vector<float>(worker(0).rows(step).size(), -1), 1);
+  }
+  EXPECT_EQ(asynchronous, read(5));
+}
+
+TEST_F(ParameterServerTest, RowsOfASlowWorkersBatchAreNotEvictedAndAWorkerThatHasEndedKeepsNone) {
+  auto tables = one_table(1);
+  tables[0].options.max_rows = 16;
+  tables[0].options.eviction = embedding::EvictionPolicy::kLeastRecentlyUsed;
+  begin_async(2, 0, tables);
+  worker(1).start(0, Ids{100, 101});
+  EXPECT_EQ(worker(1).rows(0).size(), 2U);
+  std::uint64_t step = 0;
+  auto const train = [&](std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i, ++step) {
+      worker(0).start(step, Ids{step});
+      EXPECT_EQ(worker(0).rows(step).size(), 1U);
+      worker(0).finish(step, std::vector<float>{-1}, 1);
+    }
+  };
+  train(40);
+  EXPECT_GT(client().status().refused, 0U) << "rows from the slow batch on stay";
+  worker(1).finish(0, std::vector<float>{-1, -1}, 1);
+  EXPECT_EQ(read(100), 1) << "its row was kept";
+  EXPECT_EQ(read(101), 1);
+  train(40);  // Worker 1 has ended.
+  EXPECT_EQ(read(100), 0) << "evicted";
+  EXPECT_EQ(read(step - 1), 1);
 }
 
 TEST_F(ParameterServerTest, HoldsALookupBackUntilItsPartsAreApplied) {

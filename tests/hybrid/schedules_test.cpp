@@ -67,7 +67,6 @@ void run_worker(Worker& worker, std::uint32_t number, std::uint32_t staleness, u
     pause(random);
     worker.finish(step, use(step, rows), rate);
   }
-  worker.end_at(kSteps);
 }
 
 /// Embedding workers, each with a link to every dense worker.
@@ -165,11 +164,13 @@ void expect_that_no_answer_lacks_a_part(std::size_t num_servers, StepLedger::Opt
       TestWorker worker(servers, number, 1, 1);
       run_worker(worker, number, staleness, 1, 1, [&](std::uint64_t step, std::vector<float> const& rows) {
         std::uint64_t demanded = 0, possible = 0;
-        for (std::uint64_t before = 0; before < std::min(kSteps, step + staleness + 1); ++before) {
+        for (std::uint64_t before = 0; before < kSteps; ++before) {
           for (std::uint32_t other = 0; other < num_workers; ++other) {
-            bool const has_part = !ids_of(before, other).empty();
-            demanded += has_part && before + staleness < step ? 1 : 0;
-            possible += has_part && (before != step || (!options.sums_parts && other != number)) ? 1 : 0;
+            if (ids_of(before, other).empty()) continue;
+            bool const is_tied = options.shares_clock || other == number;
+            demanded += is_tied && before + staleness < step ? 1 : 0;
+            bool const may_have_come = !is_tied || before <= step + staleness;
+            possible += may_have_come && (before != step || (!options.sums_parts && other != number)) ? 1 : 0;
           }
         }
         if (!rows.empty()) {
@@ -263,6 +264,7 @@ void expect_reads(Reads const& expected, std::uint32_t staleness, unsigned seed,
         found[number][step] = rows;
         return gradients_of(step, number, rows);
       });
+      worker.end_at(kSteps);
     });
   }
   for (auto& each : threads) each.join();
@@ -296,6 +298,13 @@ INSTANTIATE_TEST_SUITE_P(Staleness, PartsThatAreNotAdded, testing::Values(0, 1, 
 TEST_P(PartsThatAreNotAdded, DoNotLackOneThatTheStalenessDemands) {
   for (std::uint32_t const num_workers : {2, 4}) {
     expect_that_no_answer_lacks_a_part(2, {.num_workers = num_workers, .staleness = GetParam(), .sums_parts = false});
+  }
+}
+
+TEST_P(PartsThatAreNotAdded, DoNotLackOneOfTheirOwnWorkerIfItsClockIsItsOwn) {
+  for (std::uint32_t const num_workers : {2, 4}) {
+    expect_that_no_answer_lacks_a_part(
+        2, {.num_workers = num_workers, .staleness = GetParam(), .sums_parts = false, .shares_clock = false});
   }
 }
 

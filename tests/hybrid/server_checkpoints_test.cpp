@@ -73,6 +73,18 @@ TEST_F(ServerCheckpointsTest, WaitsForItsStepAndHasNoLaterOne) {
   EXPECT_NE(refusal_of([&] { static_cast<void>(save(1)); }).find("has applied steps below 2"), std::string::npos);
 }
 
+TEST_F(ServerCheckpointsTest, WithoutASharedClockItIsWrittenAtOnceAndTheTrainingGoesOn) {
+  client().configure(one_table(1));
+  client().begin_generation(1, {.num_workers = 2, .sums_parts = false, .shares_clock = false});
+  train(0);
+  worker_.start(1, Ids{5});
+  static_cast<void>(worker_.rows(1));
+  EXPECT_EQ(save(7).at(0).blocks.at(0).num_keys, 2U) << "no step is waited for";
+  worker_.finish(1, std::vector<float>{1}, 1);
+  EXPECT_EQ(read(5), -2);
+  EXPECT_EQ(client().status().generation, 1U);
+}
+
 TEST_F(ServerCheckpointsTest, InExactOrderTheEndOfLookupsLetsTheStepBeApplied) {
   begin(3, /*is_exact=*/true);
   train(0);  // Lookups of the steps 1 to 3 would have to be answered before.

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace headway::hybrid {
@@ -25,28 +26,28 @@ std::string error_of(std::function<void()> const& call) {
 
 TEST(StepLedger, WithoutStalenessAStepWaitsForAllPartsOfTheOneBefore) {
   StepLedger ledger({.num_workers = 2});
-  EXPECT_TRUE(ledger.may_answer(0));
-  EXPECT_FALSE(ledger.may_answer(1));
+  EXPECT_TRUE(ledger.may_answer(0, 0));
+  EXPECT_FALSE(ledger.may_answer(1, 0));
   ledger.add_part(0, 1);
   EXPECT_FALSE(ledger.may_apply());
   EXPECT_EQ(ledger.missing_workers(), std::vector<std::uint32_t>{0});
   ledger.add_part(0, 0);
   ASSERT_TRUE(ledger.may_apply());
-  EXPECT_FALSE(ledger.may_answer(1)) << "not applied yet";
+  EXPECT_FALSE(ledger.may_answer(1, 0)) << "not applied yet";
   ledger.finish_step();
-  EXPECT_TRUE(ledger.may_answer(1));
-  EXPECT_FALSE(ledger.may_answer(2));
+  EXPECT_TRUE(ledger.may_answer(1, 0));
+  EXPECT_FALSE(ledger.may_answer(2, 0));
 }
 
 TEST(StepLedger, AnAnswerLacksAtMostTheStepsOfTheStaleness) {
   for (std::uint32_t const staleness : {0, 1, 4, 16}) {
     StepLedger ledger({.num_workers = 1, .staleness = staleness, .first_step = 10});
-    EXPECT_TRUE(ledger.may_answer(10 + staleness));
-    EXPECT_FALSE(ledger.may_answer(11 + staleness));
+    EXPECT_TRUE(ledger.may_answer(10 + staleness, 0));
+    EXPECT_FALSE(ledger.may_answer(11 + staleness, 0));
     ledger.add_part(10, 0);
     ledger.finish_step();
-    EXPECT_TRUE(ledger.may_answer(11 + staleness));
-    EXPECT_FALSE(ledger.may_answer(12 + staleness));
+    EXPECT_TRUE(ledger.may_answer(11 + staleness, 0));
+    EXPECT_FALSE(ledger.may_answer(12 + staleness, 0));
   }
 }
 
@@ -112,6 +113,39 @@ TEST(StepLedger, InExactOrderAStepWaitsForTheAnswersThatMustNotContainIt) {
   ledger.end_at(2);
   EXPECT_TRUE(ledger.may_apply());
   EXPECT_NE(error_of([&] { ledger.add_lookup(2, 0); }).find("the workers ended before step 2"), std::string::npos);
+}
+
+TEST(StepLedger, WithoutASharedClockAWorkerWaitsForItsOwnPartsAlone) {
+  StepLedger ledger({.num_workers = 3, .staleness = 1, .first_step = 5, .sums_parts = false, .shares_clock = false});
+  EXPECT_EQ(ledger.total_applied(), 15U);
+  for (std::uint64_t step = 5; step < 9; ++step) {
+    EXPECT_TRUE(ledger.may_answer(step + 1, 1));
+    EXPECT_FALSE(ledger.may_answer(step + 2, 1)) << "its own part is missing";
+    EXPECT_EQ(ledger.worker_to_apply(), std::nullopt);
+    ledger.add_lookup(step, 1);
+    ledger.add_part(step, 1);
+    EXPECT_EQ(ledger.worker_to_apply(), 1U);
+    ledger.finish_step(1);
+  }
+  EXPECT_EQ(ledger.num_applied(1), 9U);
+  EXPECT_EQ(ledger.num_applied(0), 5U);
+  EXPECT_EQ(ledger.num_applied(), 9U) << "the worker that has come furthest";
+  EXPECT_EQ(ledger.total_applied(), 19U);
+  EXPECT_FALSE(ledger.may_answer(7, 2));
+  EXPECT_NE(error_of([&] { ledger.add_part(8, 1); }).find("part of step 8, worker 1: steps below 9 have been applied"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { ledger.add_lookup(9, 0); }).find("worker 0: only steps below 9 can have begun"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { ledger.add_lookup(5, 3); }).find("there are 3 dense workers"), std::string::npos);
+  EXPECT_NE(error_of([&] { static_cast<void>(ledger.num_applied(3)); }).find("there are 3 dense workers"),
+            std::string::npos);
+}
+
+TEST(StepLedger, WithoutASharedClockThereIsNoOrderSumOrCommonEnd) {
+  EXPECT_THROW(StepLedger({.shares_clock = false}), base::UsageError);
+  EXPECT_THROW(StepLedger({.is_exact = true, .sums_parts = false, .shares_clock = false}), base::UsageError);
+  StepLedger ledger({.sums_parts = false, .shares_clock = false});
+  EXPECT_NE(error_of([&] { ledger.end_at(3); }).find("no common end"), std::string::npos);
 }
 
 TEST(StepLedger, OptionsOutOfRangeAreErrors) {

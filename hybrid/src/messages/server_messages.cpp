@@ -5,7 +5,7 @@
 //   configure    compression (bit 0: ids, bit 1: values), then tables:
 //   tables       number of merged tables; for each: options, number of tables, their ids (32 bits each), number of
 //                names, names
-//   generation   token, workers, staleness, first step, exact order, sums of parts
+//   generation   token, workers, staleness, first step, exact order, sums of parts, shared clock
 //   lookup, read step, worker, samples, M numbers of keys
 //                for each merged table: ids, tables (32 bits), counts (32 bits)
 //                with compressed ids, for each: number of bytes; ids, tables and counts as packed numbers. 0 bytes:
@@ -211,7 +211,8 @@ Body encode_generation(StepLedger::Options const& options, std::uint64_t token) 
       .word(options.staleness)
       .word(options.first_step)
       .word(options.is_exact ? 1 : 0)
-      .word(options.sums_parts ? 1 : 0);
+      .word(options.sums_parts ? 1 : 0)
+      .word(options.shares_clock ? 1 : 0);
   return to.take();
 }
 
@@ -224,6 +225,7 @@ std::pair<StepLedger::Options, std::uint64_t> decode_generation(std::span<std::b
   options.first_step = from.word();
   options.is_exact = from.word_up_to(1, "exact order") == 1;
   options.sums_parts = from.word_up_to(1, "sums of parts") == 1;
+  options.shares_clock = from.word_up_to(1, "the shared clock") == 1;
   from.expect_end();
   return {options, token};
 }

@@ -6,7 +6,8 @@
 // (StepLedger). The server keeps the keys until the part with their gradients comes, so gradients travel without keys.
 // When all parts of the oldest step are there, it adds them in the order of workers and makes one optimizer step per
 // row. Then it answers the lookups that waited. Without sums (StepLedger::Options) a part is applied when it comes, and
-// the step is complete when its last one is.
+// the step is complete when its last one is. Workers may also count steps of their own (StepLedger::Options). Then a
+// part is applied when it comes, and a lookup waits for parts of its own worker.
 //
 // Example: 2 workers, staleness 0, one table. Worker 0 looks up ids 5 and 6 in step 0, worker 1 looks up 5. They get
 // rows, and send gradients g0, g1 and h0. The server updates row 5 by g0 + h0, and row 6 by g1. A lookup of step 1 that
@@ -15,7 +16,8 @@
 // Invariants:
 //   A part or void notice counts once (StepLedger). What belongs to an older generation is refused.
 //   Rows of a step that is not applied are not evicted: the step of a row is at least that of its last lookup, and
-//   begin_step() protects rows from step num_applied on.
+//   begin_step() protects rows from step num_applied on. If workers count steps of their own, a step of the tables is
+//   one of each worker in the mean, and rows are protected from the oldest batch in flight on.
 //   A key whose row is gone is skipped with its gradient, and the others keep theirs.
 //   Rows are read and trained by calls of ConcurrentTable, so no reader sees half an update.
 //   A request that throws has changed nothing. If an update throws, the server has failed and answers nothing more.
@@ -53,7 +55,8 @@ struct ParameterServer::Batch {
   DecodedLookup keys{};
   DecodedPart values{};  ///< No tables until the part has come.
   bool is_answered = false;
-  bool is_applied = false;  ///< Its part is being applied alone, or was.
+  bool is_applied = false;       ///< Its part is being applied alone, or was.
+  std::uint32_t table_step = 0;  ///< Step of the tables before its lookup.
 };
 
 struct ParameterServer::Sums {
@@ -199,7 +202,10 @@ void ParameterServer::begin_generation(Request& request) {
   ledger_.emplace(std::move(ledger));
   generation_ = request.generation();
   token_ = token;
-  begin_table_step(options.first_step);
+  auto const oldest = static_cast<std::uint32_t>(options.first_step);
+  // Steps of a table never go back, and those of a later generation may.
+  table_step_ = std::max(table_step_, oldest + options.staleness);
+  begin_table_step({.step = table_step_, .oldest_in_use = oldest});
   request.reply({});
 }
 
@@ -227,11 +233,25 @@ void ParameterServer::end_generation(bool come_again) {
   saved_step_.reset();
 }
 
-void ParameterServer::begin_table_step(std::uint64_t num_applied) {
-  auto const oldest = static_cast<std::uint32_t>(num_applied);
-  // Steps of a table never go back, and those of a later generation may.
-  table_step_ = std::max(table_step_, oldest + ledger_->options().staleness);
-  for (auto const& table : tables_) table->begin_step(table_step_, oldest);
+std::optional<ParameterServer::TableStep> ParameterServer::next_table_step(std::uint32_t worker) const {
+  auto const staleness = ledger_->options().staleness;
+  if (ledger_->options().shares_clock) {
+    auto const oldest = static_cast<std::uint32_t>(ledger_->num_applied() + 1);
+    return TableStep{.step = std::max(table_step_, oldest + staleness), .oldest_in_use = oldest};
+  }
+  auto const total = ledger_->total_applied() + 1;
+  if (total % ledger_->num_clocks() != 0) return std::nullopt;
+  auto const mean = static_cast<std::uint32_t>(total / ledger_->num_clocks());
+  TableStep next{.step = std::max(table_step_, mean + staleness), .oldest_in_use = table_step_};
+  BatchKey const applied{ledger_->num_applied(worker), worker};
+  for (auto const& [id, batch] : batches_) {
+    if (id != applied) next.oldest_in_use = std::min(next.oldest_in_use, batch->table_step);
+  }
+  return next;
+}
+
+void ParameterServer::begin_table_step(TableStep next) {
+  for (auto const& table : tables_) table->begin_step(next.step, next.oldest_in_use);
 }
 
 void ParameterServer::expect_keys(std::string const& name, std::span<KeyList const> tables) const {
@@ -265,6 +285,7 @@ void ParameterServer::look_up(Request& request) {
   made->keys = std::move(decoded);
   BatchKey const id{batch.step, batch.worker};
   std::unique_lock lock(mutex_);
+  made->table_step = table_step_;
   auto const [entry, is_new] = batches_.try_emplace(id);
   try {
     ledger_->add_lookup(batch.step, batch.worker);
@@ -278,7 +299,7 @@ void ParameterServer::look_up(Request& request) {
     ++counts_.lookups;
     meter_->add(share);
   }
-  if (!ledger_->may_answer(batch.step)) {
+  if (!ledger_->may_answer(batch.step, batch.worker)) {
     held_.emplace(id, std::move(request));
     meter_->begin_hold(id);
     return;
@@ -293,7 +314,7 @@ void ParameterServer::answer(BatchKey id, Request& request, std::unique_lock<std
   auto const [step, worker] = id;
   auto const name = to_string(BatchId{.step = step, .worker = worker});
   auto const batch = batches_.at(id);
-  auto const num_missing = step - std::min(step, ledger_->num_applied());
+  auto const num_missing = step - std::min(step, ledger_->num_applied(worker));
   lock.unlock();
   Body body;
   std::size_t plain_bytes = 0;
@@ -396,7 +417,8 @@ void ParameterServer::take_part(Request& request) {
   BatchKey const id{part.batch.step, part.batch.worker};
   auto const find_batch = [&] {  // The caller holds mutex_.
     auto const found = batches_.find(id);
-    base::expects(part.batch.step < ledger_->num_applied() || found != batches_.end(), name + ": it was not looked up");
+    base::expects(part.batch.step < ledger_->num_applied(part.batch.worker) || found != batches_.end(),
+                  name + ": it was not looked up");
     base::expects(found == batches_.end() || found->second->is_answered, name + ": its lookup has not been answered");
     return found == batches_.end() ? nullptr : found->second;
   };
@@ -447,6 +469,7 @@ void ParameterServer::apply_alone(BatchId id, Batch& batch, DecodedPart const& p
   base::expects(!batch.is_applied, to_string(id) + ": its part has come before");
   ledger_->expect_part(id.step, id.worker);
   batch.is_applied = true;  // From now on neither another part nor a void notice is taken.
+  auto const number = ledger_->options().shares_clock ? id.step + 1 : ledger_->total_applied() + 1;
   lock.unlock();
   try {
     std::shared_lock const calls(table_calls_);
@@ -454,7 +477,7 @@ void ParameterServer::apply_alone(BatchId id, Batch& batch, DecodedPart const& p
       auto const& values = part.tables[merged];
       if (values.gradients.empty()) continue;
       tables_[merged]->update_keys(view_of(batch.keys.tables[merged]), values.gradients,
-                                   {.learning_rate = values.rate, .number = id.step + 1});
+                                   {.learning_rate = values.rate, .number = number});
     }
   } catch (std::exception const& error) {
     lock.lock();
@@ -502,7 +525,7 @@ void ParameterServer::take_void(Request& request) {
   ++counts_.voids;
   meter_->count_loss(cause);
   // A worker without batches would run away from the others if its void notices were answered at once.
-  if (ledger_->may_answer(batch.step)) {
+  if (ledger_->may_answer(batch.step, batch.worker)) {
     request.reply({});
   } else {
     held_voids_.emplace(id, std::move(request));
@@ -514,36 +537,48 @@ void ParameterServer::take_void(Request& request) {
 void ParameterServer::advance(std::unique_lock<std::mutex>& lock) noexcept {
   if (is_advancing_ || !failure_.empty()) return;  // Who advances looks again.
   is_advancing_ = true;
+  std::optional<std::uint32_t> worker;
   try {
-    while (ledger_->may_apply()) {
-      auto const step = ledger_->num_applied();
-      auto const by_worker = last_worker_;
-      std::vector<std::shared_ptr<Batch>> batches;
-      for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
-        if (!each->second->values.tables.empty()) batches.push_back(each->second);
-      }
-      lock.unlock();
-      try {
-        apply_step(step, batches);
-        // Before lookups of the next step are answered, since it keeps their rows from eviction.
-        begin_table_step(step + 1);
-      } catch (...) {
-        lock.lock();
-        throw;
-      }
-      lock.lock();
-      batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
-      ledger_->finish_step();
-      answer_held(by_worker, lock);
+    while ((worker = ledger_->worker_to_apply())) {
+      advance_clock(*worker, lock);
       write_if_due();
       ++num_advanced_;
       step_ended_.notify_all();
     }
   } catch (std::exception const& error) {
-    fail("step " + std::to_string(ledger_->num_applied()) + " could not be applied: " + error.what());
+    fail("step " + std::to_string(ledger_->num_applied(*worker)) + " could not be applied: " + error.what());
   }
   is_advancing_ = false;
   step_ended_.notify_all();
+}
+
+void ParameterServer::advance_clock(std::uint32_t worker, std::unique_lock<std::mutex>& lock) {
+  auto const step = ledger_->num_applied(worker);
+  bool const is_shared = ledger_->options().shares_clock;
+  auto const by_worker = is_shared ? last_worker_ : worker;
+  auto const next = next_table_step(worker);
+  std::vector<std::shared_ptr<Batch>> batches;
+  for (auto each = batches_.lower_bound({step, 0}); each != batches_.end() && each->first.first == step; ++each) {
+    if (!each->second->values.tables.empty()) batches.push_back(each->second);
+  }
+  lock.unlock();
+  try {
+    apply_step(step, batches);
+    // Before lookups of the next step are answered, since it keeps their rows from eviction.
+    if (next) begin_table_step(*next);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  if (next) table_step_ = next->step;
+  if (is_shared) {
+    batches_.erase(batches_.begin(), batches_.lower_bound({step + 1, 0}));
+  } else {
+    batches_.erase({step, worker});
+  }
+  ledger_->finish_step(worker);
+  answer_held(by_worker, lock);
 }
 
 void ParameterServer::wait_for_step(std::unique_lock<std::mutex>& lock) const {
@@ -551,11 +586,19 @@ void ParameterServer::wait_for_step(std::unique_lock<std::mutex>& lock) const {
 }
 
 void ParameterServer::answer_held(std::optional<std::uint32_t> by_worker, std::unique_lock<std::mutex>& lock) {
-  while (!held_voids_.empty() && ledger_->may_answer(held_voids_.begin()->first.first)) {
-    held_voids_.extract(held_voids_.begin()).mapped().reply({});
+  auto const first_of = [this](auto& held) {
+    auto const may_answer = [this](auto const& each) {
+      return ledger_->may_answer(each.first.first, each.first.second);
+    };
+    // With a shared clock the oldest steps come first.
+    if (ledger_->options().shares_clock && !held.empty() && !may_answer(*held.begin())) return held.end();
+    return std::ranges::find_if(held, may_answer);
+  };
+  for (auto found = first_of(held_voids_); found != held_voids_.end(); found = first_of(held_voids_)) {
+    held_voids_.extract(found).mapped().reply({});
   }
-  while (!held_.empty() && ledger_->may_answer(held_.begin()->first.first)) {
-    auto held = held_.extract(held_.begin());
+  for (auto found = first_of(held_); found != held_.end(); found = first_of(held_)) {
+    auto held = held_.extract(found);
     meter_->end_hold(held.key(), by_worker);
     answer(held.key(), held.mapped(), lock);
   }

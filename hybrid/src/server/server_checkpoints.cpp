@@ -9,10 +9,14 @@
 // Example: 2 servers, step 10. The request may come before the last part of step 9 was applied, and is kept until then.
 // Each server writes its file, with the mutex locked: rows have all steps below 10, and no part of step 10.
 //
+// Workers that count steps of their own have no common step. A server writes at once then, between two updates, and the
+// generation goes on.
+//
 // A load has two phases, as several servers take part: all read into new tables, then all replace the old ones.
 //
 // Invariants: a save or load that fails has changed nothing. A load ends the generation, since batches that were looked
-// up before belong to other rows. After a save, dense workers begin a new generation (HybridTables.save() in Python).
+// up before belong to other rows. After a save of a common step, dense workers begin a new generation
+// (HybridTables.save() in Python).
 // While a server writes or reads a file, it answers nothing.
 // Complexity: each record is written or read once. A load needs the memory of the old and of the new tables.
 
@@ -33,6 +37,10 @@ namespace headway::hybrid {
 void ParameterServer::save(Request& request) {
   auto const save = decode_save(request.body());
   std::unique_lock lock(mutex_);
+  if (!ledger_->options().shares_clock) {  // There is no common step to wait for.
+    held_save_.emplace(0, std::move(request));
+    return write_if_due();
+  }
   base::expects(save.step >= ledger_->num_applied(), "a checkpoint of step " + std::to_string(save.step) +
                                                          ": the server has applied steps below " +
                                                          std::to_string(ledger_->num_applied()));
@@ -48,7 +56,7 @@ void ParameterServer::write_if_due() {
   if (!held_save_ || held_save_->first > ledger_->num_applied()) return;
   auto request = std::move(std::exchange(held_save_, std::nullopt)->second);
   auto const path = decode_save(request.body()).path;
-  saved_step_ = ledger_->num_applied();
+  if (ledger_->options().shares_clock) saved_step_ = ledger_->num_applied();
   std::lock_guard const alone(table_calls_);  // Lookups ahead may be under way.
   try {
     request.reply(write_tables(path));

@@ -51,6 +51,10 @@ class ParameterServer {
  private:
   struct Batch;  // A batch that was looked up, and its part once that has come.
   struct Sums;   // The gradients of a step in a merged table, added by key.
+  struct TableStep {
+    std::uint32_t step = 0;
+    std::uint32_t oldest_in_use = 0;  ///< Rows looked up since this step are not evicted.
+  };
   using BatchKey = std::pair<std::uint64_t, std::uint32_t>;  ///< Step, worker.
 
   /// Tables of a checkpoint that was read, and is not in use yet.
@@ -102,6 +106,10 @@ class ParameterServer {
   /// Applies all steps that are complete, and answers the lookups and void notices that waited for them. If it cannot,
   /// the server has failed: rows may have half of a step.
   void advance(std::unique_lock<std::mutex>& lock) noexcept;
+  /// Applies the oldest step of a worker's clock, which is complete.
+  void advance_clock(std::uint32_t worker, std::unique_lock<std::mutex>& lock);
+  /// The step of tables that begins once one more step of the worker's clock is applied; none: the present one goes on.
+  [[nodiscard]] std::optional<TableStep> next_table_step(std::uint32_t worker) const;
   /// @param by_worker whose message completed the step, for statistics
   void answer_held(std::optional<std::uint32_t> by_worker, std::unique_lock<std::mutex>& lock);
   /// Writes the checkpoint that waits, if its step has come. Keeps mutex_ locked.
@@ -119,8 +127,7 @@ class ParameterServer {
   /// Makes one optimizer step for the sum of these parts.
   void apply_sum(std::uint64_t step, std::span<std::shared_ptr<Batch> const> batches);
   [[nodiscard]] Sums sums_of(std::size_t merged, std::span<std::shared_ptr<Batch> const> batches);
-  /// Steps below `num_applied` are applied.
-  void begin_table_step(std::uint64_t num_applied);
+  void begin_table_step(TableStep next);
 
   ParameterServerOptions options_;
   /// Exclusive for requests that are alone. They change configuration_ to ledger_, which others read.
@@ -136,8 +143,8 @@ class ParameterServer {
   std::vector<std::unique_ptr<embedding::ConcurrentTable>> tables_;
   std::uint64_t generation_ = 0;
   std::uint64_t token_ = 0;           ///< Random number of the trainer that has begun it.
-  std::uint32_t table_step_ = 0;      ///< Last step given to Table::begin_step(). Of who advances.
   mutable std::mutex mutex_;          ///< Guards what follows.
+  std::uint32_t table_step_ = 0;      ///< Last step that Table::begin_step() has begun.
   std::optional<StepLedger> ledger_;  ///< None: no generation has begun.
   /// Dense worker of the last part, void notice or lookup that may complete a step; none: another request may have.
   std::optional<std::uint32_t> last_worker_;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,8 @@ namespace headway::hybrid {
 /// Step t is the t-th synchronisation of the dense model. Part (t, r) is the gradient of dense worker r for this server
 /// in step t. A void notice says that a part will not come. With staleness s, the answer to a lookup of step t contains
 /// every part of all steps up to t - 1 - s. step_ledger.cpp explains the window of steps. Not thread-safe.
+///
+/// A *clock* counts the steps of its workers. All workers share one, or each has its own (Options::shares_clock).
 class StepLedger {
  public:
   struct Options {
@@ -24,12 +28,16 @@ class StepLedger {
     /// A row makes one optimizer step for the sum of a step's parts. If not, each part makes one of its own: as soon as
     /// it comes, or in exact order with the others, in the order of workers. The ledger itself counts parts either way.
     bool sums_parts = true;
+    /// All workers make the same steps. If not, each counts steps of its own and waits for none of the others. Parts
+    /// are not added then, and the order is not exact.
+    bool shares_clock = true;
 
     bool operator==(Options const&) const = default;
   };
   static constexpr std::uint32_t kMostStaleness = 1024, kMostWorkers = 4096;
 
-  /// @throws base::UsageError for no worker, or more workers or staleness than allowed
+  /// @throws base::UsageError for no worker, more workers or staleness than allowed, or options that contradict each
+  ///   other
   explicit StepLedger(Options const& options);
 
   /// Counts part (step, worker), a gradient or a void notice.
@@ -44,38 +52,61 @@ class StepLedger {
   /// Counts the answer to a lookup.
   void count_answer(std::uint64_t step, std::uint32_t worker);
   /// There are no lookups from this step on: later ones are errors. Only is_exact needs to know.
-  void end_at(std::uint64_t step) { end_ = step; }
+  /// @throws base::UsageError if workers share no clock: each ends by itself
+  void end_at(std::uint64_t step);
 
-  /// Steps below this one are applied.
-  [[nodiscard]] std::uint64_t num_applied() const { return num_applied_; }
-  /// Does the table contain all that the answer to a lookup of this step has to contain?
-  [[nodiscard]] bool may_answer(std::uint64_t step) const { return step <= num_applied_ + options_.staleness; }
-  /// Have all parts of step num_applied() come, and may they be applied?
-  [[nodiscard]] bool may_apply() const;
-  /// The parts of step num_applied() were applied.
-  void finish_step();
-  /// Workers whose parts of step num_applied() are missing.
+  /// Steps below this one are applied, by the clock that has come furthest.
+  [[nodiscard]] std::uint64_t num_applied() const;
+  /// Steps below this one are applied, by the worker's clock.
+  /// @throws base::UsageError if there is no such worker
+  [[nodiscard]] std::uint64_t num_applied(std::uint32_t worker) const { return clock_of(worker).num_applied; }
+  /// Steps of all clocks together.
+  [[nodiscard]] std::uint64_t total_applied() const { return total_applied_; }
+  [[nodiscard]] std::uint64_t num_clocks() const { return clocks_.size(); }
+  /// Does the table contain all that the answer to the worker's lookup of this step has to contain?
+  [[nodiscard]] bool may_answer(std::uint64_t step, std::uint32_t worker) const {
+    return step <= num_applied(worker) + options_.staleness;
+  }
+  /// Have all parts of step num_applied() of the worker's clock come, and may they be applied?
+  [[nodiscard]] bool may_apply(std::uint32_t worker = 0) const;
+  /// A worker whose clock has a step that may be applied.
+  [[nodiscard]] std::optional<std::uint32_t> worker_to_apply() const;
+  /// The parts of step num_applied() of the worker's clock were applied.
+  void finish_step(std::uint32_t worker = 0);
+  /// Workers whose parts of step num_applied() are missing, if they share a clock.
   [[nodiscard]] std::vector<std::uint32_t> missing_workers() const;
   [[nodiscard]] Options const& options() const { return options_; }
 
  private:
   struct Step {
-    std::vector<bool> has_part, has_lookup, is_settled;  ///< (workers)
+    std::vector<bool> has_part, has_lookup, is_settled;  ///< (workers of the clock)
     std::uint32_t num_parts = 0;
     std::uint32_t num_settled = 0;  ///< Workers whose lookup was answered, or whose part came without one.
   };
+  struct Clock {
+    std::uint64_t num_applied = 0;
+    std::vector<Step> steps{};  ///< (window) Step t is at t % window. Empty until the first message.
+
+    [[nodiscard]] Step& at(std::uint64_t step) { return steps[step % steps.size()]; }
+    [[nodiscard]] Step const& at(std::uint64_t step) const { return steps[step % steps.size()]; }
+  };
 
   [[nodiscard]] std::uint64_t window() const { return 2 * std::uint64_t{options_.staleness} + 2; }
-  [[nodiscard]] Step& at(std::uint64_t step) { return steps_[step % steps_.size()]; }
-  [[nodiscard]] Step const& at(std::uint64_t step) const { return steps_[step % steps_.size()]; }
-  static void settle(Step& entry, std::uint32_t worker);
+  [[nodiscard]] std::uint32_t workers_of_clock() const { return options_.shares_clock ? options_.num_workers : 1; }
+  [[nodiscard]] std::size_t clock_index(std::uint32_t worker) const { return options_.shares_clock ? 0 : worker; }
+  /// Index of the worker among those of its clock.
+  [[nodiscard]] std::uint32_t place_of(std::uint32_t worker) const { return options_.shares_clock ? worker : 0; }
+  /// @throws base::UsageError if there is no such worker
+  [[nodiscard]] Clock const& clock_of(std::uint32_t worker) const;
+  static void settle(Step& entry, std::uint32_t place);
   /// @param what for the error: "part" or "lookup"
   Step& expect_in_window(char const* what, std::uint64_t step, std::uint32_t worker);
+  [[nodiscard]] Step& at(std::uint64_t step, std::uint32_t worker) { return clocks_[clock_index(worker)].at(step); }
 
   Options options_;
-  std::uint64_t num_applied_;
+  std::uint64_t total_applied_ = 0;
   std::uint64_t end_ = ~std::uint64_t{0};
-  std::vector<Step> steps_;  ///< (window) Step t is at t % window.
+  std::vector<Clock> clocks_;  ///< One, or one for each worker.
 };
 
 }  // namespace headway::hybrid
