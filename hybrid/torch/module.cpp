@@ -326,16 +326,9 @@ class PythonClient {
                                                 Compression{.ids = compress_ids, .values = compress_values});
   }
 
-  void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
-                        std::uint64_t first_step, bool is_exact, bool sums_parts, std::uint64_t token) {
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
-    client_->begin_generation(generation,
-                              {.num_workers = workers,
-                               .staleness = staleness,
-                               .first_step = first_step,
-                               .is_exact = is_exact,
-                               .sums_parts = sums_parts},
-                              token);
+    client_->begin_generation(generation, options, token);
   }
 
   void start(std::uint64_t step, std::uint32_t worker, std::vector<FeatureTuple> const& tuples) {
@@ -456,18 +449,9 @@ class PythonWorkers {
     waited_.resize(workers_.size());
   }
 
-  void begin_generation(std::uint64_t generation, std::uint32_t workers, std::uint32_t staleness,
-                        std::uint64_t first_step, bool is_exact, bool sums_parts, std::uint64_t token) {
+  void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
-    for (auto const& worker : workers_) {
-      worker->begin_generation(generation,
-                               {.num_workers = workers,
-                                .staleness = staleness,
-                                .first_step = first_step,
-                                .is_exact = is_exact,
-                                .sums_parts = sums_parts},
-                               token);
-    }
+    for (auto const& worker : workers_) worker->begin_generation(generation, options, token);
     generation_ = generation;
     batches_.clear();
   }
@@ -609,6 +593,16 @@ class PythonWorkers {
   std::map<std::uint64_t, Batch> batches_;  ///< By step.
 };
 
+StepLedger::Options make_generation_options(std::uint32_t workers, std::uint32_t staleness, std::uint64_t first_step,
+                                            bool is_exact, bool sums_parts, bool shares_clock) {
+  return {.num_workers = workers,
+          .staleness = staleness,
+          .first_step = first_step,
+          .is_exact = is_exact,
+          .sums_parts = sums_parts,
+          .shares_clock = shares_clock};
+}
+
 embedding::TableSettings make_settings(std::size_t dim, embedding::Initializer const& initializer,
                                        kernels::OptimizerOptions const& optimizer, std::optional<std::size_t> max_rows,
                                        std::string eviction, std::optional<std::size_t> high_water,
@@ -637,6 +631,10 @@ PYBIND11_MODULE(_hybrid, module) {
       .def(py::init(&make_settings), py::kw_only(), py::arg("dim"), py::arg("initializer"), py::arg("optimizer"),
            py::arg("max_rows"), py::arg("eviction"), py::arg("high_water"), py::arg("low_water"),
            py::arg("time_to_live"), py::arg("min_count"), py::arg("max_pending"), py::arg("hot_count"));
+  py::class_<StepLedger::Options>(module, "GenerationOptions")
+      .def(py::init(&make_generation_options), py::kw_only(), py::arg("workers"), py::arg("staleness"),
+           py::arg("first_step"), py::arg("is_exact") = false, py::arg("sums_parts") = true,
+           py::arg("shares_clock") = true);
   py::class_<ServerStatus>(module, "ServerStatus")
       .def_readonly("generation", &ServerStatus::generation)
       .def_readonly("num_applied", &ServerStatus::num_applied)
@@ -702,9 +700,8 @@ PYBIND11_MODULE(_hybrid, module) {
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
            py::arg("table_names"), py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"),
            py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"))
-      .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::kw_only(),
-           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("sums_parts"),
-           py::arg("token"))
+      .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::arg("options"),
+           py::kw_only(), py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))
       .def("start", &PythonWorkers::start, py::arg("step"), py::arg("worker"), py::arg("reference"))
       .def("wait", &PythonWorkers::wait, py::arg("step"), py::arg("worker"))
@@ -723,9 +720,8 @@ PYBIND11_MODULE(_hybrid, module) {
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
            py::arg("table_names"), py::arg("reads_zeros"), py::arg("timeout_s"), py::arg("connect_timeout_s"),
            py::arg("compress_ids"), py::arg("compress_values"), py::arg("num_threads"))
-      .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::kw_only(),
-           py::arg("workers"), py::arg("staleness"), py::arg("first_step"), py::arg("is_exact"), py::arg("sums_parts"),
-           py::arg("token"))
+      .def("begin_generation", &PythonClient::begin_generation, py::arg("generation"), py::arg("options"),
+           py::kw_only(), py::arg("token"))
       .def("start", &PythonClient::start, py::arg("step"), py::arg("worker"), py::arg("features"))
       .def("wait", &PythonClient::wait, py::arg("step"), py::arg("worker"))
       .def("return_gradients", &PythonClient::return_gradients, py::arg("step"), py::arg("worker"),

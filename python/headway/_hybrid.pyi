@@ -48,6 +48,18 @@ class TableStatus(TypedDict):
     dropped_gradients: int
     top_lookups: dict[str, int]  # by name of the table
 
+class GenerationOptions:
+    def __init__(
+        self,
+        *,
+        workers: int,
+        staleness: int,
+        first_step: int,
+        is_exact: bool = False,
+        sums_parts: bool = True,
+        shares_clock: bool = True,  # False: each worker counts steps of its own
+    ) -> None: ...
+
 class ServerStatus:
     generation: int
     num_applied: int
@@ -152,17 +164,7 @@ class EmbeddingClient:
         compress_values: bool,
         num_threads: int,
     ) -> None: ...
-    def begin_generation(
-        self,
-        generation: int,
-        *,
-        workers: int,
-        staleness: int,
-        first_step: int,
-        is_exact: bool,
-        sums_parts: bool,
-        token: int,
-    ) -> None: ...
+    def begin_generation(self, generation: int, options: GenerationOptions, *, token: int) -> None: ...
     def start(self, step: int, worker: int, features: Sequence[Feature]) -> None: ...
     def wait(self, step: int, worker: int) -> list[npt.NDArray[np.float32]]: ...  # (bags, dim) of each merged table
     def return_gradients(
@@ -197,17 +199,7 @@ class EmbeddingWorkers:
         compress_ids: bool,
         compress_values: bool,
     ) -> None: ...
-    def begin_generation(
-        self,
-        generation: int,
-        *,
-        workers: int,
-        staleness: int,
-        first_step: int,
-        is_exact: bool,
-        sums_parts: bool,
-        token: int,
-    ) -> None: ...
+    def begin_generation(self, generation: int, options: GenerationOptions, *, token: int) -> None: ...
     def submit(self, reference: Reference, features: Sequence[Feature]) -> None: ...
     def start(self, step: int, worker: int, reference: Reference | None) -> None: ...
     def wait(self, step: int, worker: int) -> Found: ...

@@ -8,8 +8,10 @@ and never more: servers hold its answer back. One model and loop run with any ``
 
     from headway import hybrid
 
-    tables = hybrid.connect("ctr.toml", tables=[...], features=[...])
+    dense = hybrid.DenseOptimizer(model, Adam(lr=0.002))
+    tables = hybrid.connect("ctr.toml", tables=[...], features=[...], dense=dense)
     for batch in hybrid.batches(tables, source):       # source yields hybrid.Batch
+        dense.zero_grad()
         loss_of(model(tables(batch.features), batch.dense), batch.labels).backward()
         dense.step()
         tables.optimizer.step()
@@ -26,12 +28,13 @@ import torch.distributed as dist
 from headway._hybrid import ServerStatus
 from headway.config_files import ConfigError
 from headway.embedding import FeatureConfig, HashTableCollection, TableConfig
-from headway.embedding.process_groups import GroupOrLocal
+from headway.embedding.process_groups import GroupOrLocal, resolve_group
 from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.batch_window import HybridBatch
 from headway.hybrid.batches import Batch, batches
 from headway.hybrid.checkpoints import Checkpoint, Checkpoints
 from headway.hybrid.config import HybridConfig
+from headway.hybrid.dense_optimizer import DenseOptimizer
 from headway.hybrid.lookups import BatchRef, Loader
 from headway.hybrid.tables import HybridTables
 
@@ -42,6 +45,7 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "ConfigError",
+    "DenseOptimizer",
     "HybridBatch",
     "HybridConfig",
     "HybridTables",
@@ -57,6 +61,7 @@ def connect(
     *,
     tables: Iterable[TableConfig],
     features: Iterable[FeatureConfig],
+    dense: DenseOptimizer | None = None,
     process_group: GroupOrLocal = None,
     seed: int = 0,
     num_threads: int | None = None,
@@ -67,11 +72,14 @@ def connect(
     Args:
         config: settings, or their file.
         tables, features, process_group, seed, num_threads, device: see ``HybridTables``.
+        dense: optimizer of the dense model, needed with mode ``async``. With the others its steps add the gradients of
+            all dense workers. None: the caller trains the dense model.
     Returns:
         with mode ``local`` a ``HashTableCollection`` with ``gradient_reduction="sum"``, else a ``HybridTables``.
     Raises:
         ConfigError: a setting is wrong.
-        ValueError: an argument is wrong, or the secret of the job is missing.
+        ValueError: an argument is wrong, dense workers have different initial parameters, or the secret of the job is
+            missing.
         RuntimeError: a server cannot be reached, or has other tables. The message names it.
     """
     settings = HybridConfig.of_argument(config)
@@ -80,6 +88,8 @@ def connect(
             f"there are {os.environ['WORLD_SIZE']} dense workers and no process group: call "
             "torch.distributed.init_process_group() before, or pass process_group=LOCAL for a trainer of one worker"
         )
+    if dense is not None and settings.mode != "async":
+        dense.bind(resolve_group(process_group))
     if settings.mode == "local":
         return HashTableCollection(
             tables=tables,
@@ -94,6 +104,7 @@ def connect(
         settings,
         tables=tables,
         features=features,
+        dense=dense,
         process_group=process_group,
         seed=seed,
         num_threads=num_threads,

@@ -22,7 +22,7 @@ def agreed_call(name: str, *, rank: int, step: Callable[[], int], group: dist.Pr
     Args:
         name: of the call, for messages.
         rank: of this dense worker.
-        step: returns its step.
+        step: returns its step, or the same number on all workers that may be at different ones.
         group: the dense workers; None: this one is alone.
     Yields:
         a function that lets the first worker call something, and returns result and error on all.

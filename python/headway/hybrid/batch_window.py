@@ -33,6 +33,7 @@ class HybridBatch:
         prepared: what is sent for it.
         is_sent: its lookup is on its way, or has come.
         gradients: (bags, dim) of each merged table, or None; from the backward pass.
+        dense_gradients: (blocks, BLOCK_DIM) of the dense model, or None; with ``async``.
         is_looked_up: ``forward()`` has returned its embeddings.
         has_backward: a backward pass has reached it.
         num_bags: bags of each feature: its lists, or its ids without pooling; from ``forward()``.
@@ -45,6 +46,7 @@ class HybridBatch:
     prepared: Any = None
     is_sent: bool = False
     gradients: list[Values | None] = field(default_factory=list)
+    dense_gradients: Values | None = None
     is_looked_up: bool = False
     has_backward: bool = False
     num_bags: list[int] = field(default_factory=list)

@@ -47,17 +47,18 @@ class Batch:
 def batches(tables: HybridTables | HashTableCollection, source: Iterable[Batch]) -> Iterator[Batch]:
     """Yields the batches of ``source`` with their lookups begun, at most ``staleness`` steps ahead.
 
-    A dense worker that runs out of batches gets empty ones until all have run out, since all make the same steps. The
-    caller makes one ``tables.optimizer.step()`` for each batch; a batch without one is void. If the loop ends early,
-    the batches that have begun are void, too.
+    A dense worker that runs out of batches gets empty ones until all have run out, since all make the same steps. With
+    ``async`` it ends by itself. The caller makes one ``tables.optimizer.step()`` for each batch; a batch without one is
+    void. If the loop ends early, the batches that have begun are void, too.
 
     Raises:
-        ValueError: a worker has no batch at all.
+        ValueError: a worker has no batch at all, without ``async``.
         RuntimeError: a server is lost. The message names it.
     """
     ahead: deque[Batch] = deque()
     depth = tables.most_in_flight if isinstance(tables, HybridTables) else 1
-    following = _source_of_all_workers(tables, source)
+    is_async = isinstance(tables, HybridTables) and tables.is_async
+    following = iter(source) if is_async else _source_of_all_workers(tables, source)
     try:
         while True:
             while len(ahead) < depth and (batch := next(following, None)) is not None:

@@ -38,7 +38,7 @@ class Checkpoint:
         path: its folder.
         step: optimizer steps so far; each dense worker has made so many batches.
         generation: of the dense workers that saved it; 0 with mode ``local``.
-        positions: (dense workers that saved it) what each passed to ``save()``.
+        positions: (dense workers that saved it) what each passed to ``save()``; with ``async`` that of the first one.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class HybridManifest(StepManifest):
 
     Attributes:
         generation: of the dense workers.
-        positions: (dense workers) positions in the data, as the script has them.
+        positions: (dense workers that saved it) positions in the data, as the script has them.
     """
 
     generation: int
@@ -71,6 +71,9 @@ class Checkpoints:
             ...
             tables.optimizer.step()
             checkpoints.save_if_due()
+
+    With mode ``async`` the first dense worker saves alone, after steps of its own, and servers write at once what they
+    have. The others go on meanwhile. After ``resume()`` all workers are at its step.
 
     Args:
         config: settings with ``checkpoints.folder``, or their file.
@@ -97,11 +100,11 @@ class Checkpoints:
             raise ConfigError("there is no folder of checkpoints: set checkpoints.folder")
         self._tables, self._model = tables, model
         self._states = {"optimizer": optimizer, "tables_optimizer": tables.optimizer, **(others or {})}
-        group = None if tables.num_ranks == 1 else tables.process_group
-        self._group = group
-        self._folders = CheckpointFolders(
-            Path(self._config.folder), keep=self._config.keep, group=group
-        )
+        is_async = isinstance(tables, HybridTables) and tables.is_async
+        #: The dense workers that save together.
+        self._group = None if tables.num_ranks == 1 or is_async else tables.process_group
+        self._is_idle = isinstance(tables, HybridTables) and is_async and tables.rank != 0
+        self._folders = CheckpointFolders(Path(self._config.folder), keep=self._config.keep, group=self._group)
 
     def save_if_due(self, position: Any = None) -> Path | None:
         """Saves after every ``checkpoints.every_steps`` steps. Call it after each step, on all dense workers.
@@ -113,19 +116,21 @@ class Checkpoints:
         """
         return self.save(position) if self._tables.step % self._config.every_steps == 0 else None
 
-    def save(self, position: Any = None) -> Path:
+    def save(self, position: Any = None) -> Path | None:
         """Saves a checkpoint between two steps, and removes old ones. All dense workers call it.
 
         Args:
             position: of this worker in its data, as JSON has it. Lookups run ahead, so it is that of the steps that
                 were made: with a batch a step, ``tables.step`` says as much.
         Returns:
-            its folder.
+            its folder; with ``async`` None on all workers but the first.
         Raises:
             CheckpointError, OSError: it cannot be written; older ones are untouched.
             TypeError: JSON has no such position.
         """
         json.dumps(position)
+        if self._is_idle:
+            return None
         weights = weights_of(self._model, [self._tables])
         dense = {"model": weights, "states": {name: each.state_dict() for name, each in self._states.items()}}
         manifest = HybridManifest(

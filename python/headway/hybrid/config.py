@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from headway.config_files import ConfigError, build_config, read_toml
 
-Mode = Literal["local", "sync", "hybrid"]
+Mode = Literal["local", "sync", "hybrid", "async"]
 MOST_STALENESS = 1024  #: StepLedger::kMostStaleness.
 #: Sections of ``headway.training.TrainingConfig``, which a file of ``headway train`` has beside those of this module.
 TRAINING_SECTIONS = ("data", "model", "optimizer", "run", "checkpoint")
@@ -131,10 +131,13 @@ class HybridConfig:
     Attributes:
         mode: ``local`` has no servers: each dense worker has tables of its own process group. ``sync`` waits for the
             updates of all steps before. ``hybrid`` lets lookups miss the updates of up to ``staleness`` steps.
-        staleness: steps; used with ``hybrid`` alone.
-        order: ``exact`` makes every read determined, for tests. It is slower.
+            ``async`` has the dense model on the servers, too, and each dense worker makes steps of its own. Its lookups
+            miss the updates of up to ``staleness`` of its own steps.
+        staleness: steps; used with ``hybrid`` and ``async``.
+        order: ``exact`` makes every read determined, for tests. It is slower. Not with ``async``.
         combine: ``sum`` adds the gradients that the dense workers have for a row in a step, and makes one optimizer
             step of the sum. ``none`` makes one of each worker's gradient, as soon as it comes; with ``hybrid`` alone.
+            ``async`` adds none.
         job, servers, workers, compression, metrics: sections; ``local`` uses none of them.
         checkpoints: section.
     """
@@ -178,7 +181,10 @@ class HybridConfig:
         if not 0 <= config.staleness <= MOST_STALENESS:
             raise ConfigError(f"staleness must be from 0 to {MOST_STALENESS}, not {config.staleness}")
         if config.combine == "none" and config.mode != "hybrid":
-            raise ConfigError(f'combine = "none" contradicts mode = "{config.mode}", which adds before an update')
+            reason = "never adds" if config.mode == "async" else "adds before an update"
+            raise ConfigError(f'combine = "none" contradicts mode = "{config.mode}", which {reason}')
+        if config.order == "exact" and config.mode == "async":
+            raise ConfigError('order = "exact" contradicts mode = "async", which has no order of steps')
         if not config.servers.addresses:
             raise ConfigError("servers.addresses is empty")
         for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",
@@ -212,5 +218,5 @@ class HybridConfig:
 
     @property
     def most_missing_steps(self) -> int:
-        """Steps whose updates a lookup may lack."""
-        return self.staleness if self.mode == "hybrid" else 0
+        """Steps whose updates a lookup may lack; with ``async`` steps of its dense worker."""
+        return self.staleness if self.mode in ("hybrid", "async") else 0

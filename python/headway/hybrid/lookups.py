@@ -21,6 +21,7 @@ from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
 from headway.hybrid.config import HybridConfig
+from headway.hybrid.dense_optimizer import DenseBlocks, DenseOptimizer
 
 Values = npt.NDArray[np.float32]
 
@@ -48,20 +49,29 @@ class Layout:
         merged_tables: tables of equal configuration share storage.
         features: in the order of the caller.
         of_table: indices of the features of each merged table.
+        dense: blocks of the dense model. Their table is the last of ``merged_tables``, and their feature the last of
+            ``features``. None: the dense model is not on the servers.
     """
 
     merged_tables: list[MergedTable]
     features: list[FeatureConfig]
     of_table: list[list[int]]
+    dense: DenseBlocks | None = None
 
     @classmethod
-    def of(cls, tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> Layout:
+    def of(
+        cls, tables: Iterable[TableConfig], features: Iterable[FeatureConfig], dense: DenseBlocks | None = None
+    ) -> Layout:
         """Merges tables and assigns features.
 
         Raises:
             ValueError: a name is used twice, or a feature's table does not exist.
         """
-        merged_tables, features = merge_tables(tables), list(features)
+        tables, features = list(tables), list(features)
+        if dense is not None:
+            tables.append(dense.table)
+            features.append(dense.feature)
+        merged_tables = merge_tables(tables)
         index_of = merged_table_indices(merged_tables)
         of_table: list[list[int]] = [[] for _ in merged_tables]
         names: set[str] = set()
@@ -75,7 +85,14 @@ class Layout:
         for merged, of_merged in zip(merged_tables, of_table, strict=True):
             if not of_merged:
                 raise ValueError(f"no feature uses the table {merged.name}")
-        return cls(merged_tables, features, of_table)
+        return cls(merged_tables, features, of_table, dense)
+
+    @property
+    def own(self) -> Layout:
+        """The layout without the dense model."""
+        if self.dense is None:
+            return self
+        return Layout(self.merged_tables[:-1], self.features[:-1], self.of_table[:-1])
 
     @property
     def order(self) -> list[int]:
@@ -94,13 +111,15 @@ class Layout:
     def arguments_of(self, features: Features) -> tuple[list[Any], list[int]]:
         """Returns features for a client, in ``order``, and their bags, in the order of the caller.
 
+        The blocks of the dense model come last, as one list.
+
         Raises:
             ValueError: a feature is missing, or its tensors do not fit.
         """
         columns = columns_of(features)
         arguments: list[Any] = []
         num_bags = [0] * len(self.features)
-        for index in self.order:
+        for index in self.own.order:
             feature = self.features[index]
             ids, lengths, weights = tensors_of(columns, feature.name)
             if weights is not None and weights.requires_grad:
@@ -111,6 +130,10 @@ class Layout:
                  _int64(feature.name, lengths), values)
             )  # fmt: skip
             num_bags[index] = len(ids) if feature.pooling is None else len(lengths)
+        if self.dense is not None:
+            name, count = self.dense.table.name, self.dense.count
+            arguments.append((name, table_id_of(name), None, np.arange(count), np.array([count]), None))
+            num_bags[-1] = count
         return arguments, num_bags
 
 
@@ -144,7 +167,8 @@ class ServerLookups:
         if isinstance(features, BatchRef):
             raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses")
         arguments, num_bags = self._layout.arguments_of(features)
-        return (arguments, num_bags), any(len(lengths) > 0 for _, _, _, _, lengths, _ in arguments)
+        own = arguments[: len(self._layout.own.features)]
+        return (arguments, num_bags), any(len(lengths) > 0 for _, _, _, _, lengths, _ in own)
 
     def start(self, step: int, rank: int, prepared: Any) -> None:
         arguments, num_bags = prepared
@@ -229,6 +253,19 @@ class WorkerLookups:
         ]
 
 
+def blocks_of(config: HybridConfig, dense: DenseOptimizer | None) -> DenseBlocks | None:
+    """Returns the blocks of the dense model; None: it is not on the servers.
+
+    Raises:
+        ValueError: the mode is ``async``, and there is no dense model.
+    """
+    if config.mode != "async":
+        return None
+    if dense is None:
+        raise ValueError('mode = "async" has the dense model on the servers: pass a hybrid.DenseOptimizer as dense')
+    return dense.blocks
+
+
 def connect_workers(config: HybridConfig, layout: Layout, *, seed: int) -> EmbeddingWorkers:
     """Connects with all embedding workers, and gives them tables and features."""
     features = [layout.features[index] for index in layout.order]
@@ -253,7 +290,7 @@ class Loader:
     Args:
         config: settings with ``workers.addresses``, or their file. With mode ``local`` nothing is sent: ``submit()``
             returns the features.
-        tables, features, seed: as for ``connect()``.
+        tables, features, dense, seed: as for ``connect()``.
     Raises:
         ValueError: an argument is wrong, or there are no embedding workers.
     """
@@ -264,13 +301,14 @@ class Loader:
         *,
         tables: Iterable[TableConfig],
         features: Iterable[FeatureConfig],
+        dense: DenseOptimizer | None = None,
         seed: int = 0,
     ) -> None:
         config = HybridConfig.of_argument(config)
         if not config.workers.addresses and config.mode != "local":
             raise ValueError("a Loader needs embedding workers: name them in workers.addresses")
         self._config, self._seed = config, seed
-        self._layout = Layout.of(tables, features)
+        self._layout = Layout.of(tables, features, blocks_of(config, dense))
         self._forget()
 
     def _forget(self) -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headway._hybrid import ServerStatus
+from headway._hybrid import GenerationOptions, ServerStatus
 from headway.embedding.anchor import Anchor
 from headway.embedding.checkpoint import CheckpointError
 from headway.embedding.checkpoint.rank_values import all_gather
@@ -38,7 +38,8 @@ from headway.hybrid.agreed_calls import Ask, agreed_call
 from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.batch_window import BatchWindow, HybridBatch
 from headway.hybrid.config import HybridConfig
-from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups
+from headway.hybrid.dense_optimizer import DenseOptimizer
+from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups, blocks_of
 
 
 class HybridOptimizer(TableOptimizer):
@@ -90,11 +91,15 @@ class HybridTables(nn.Module):
     ``gradient_reduction="sum"`` of ``HashTableCollection``), so a loss is a sum, divided by the number of terms over
     all workers. Tables are on the CPU; inputs and embeddings are on ``device``.
 
+    With mode ``async`` each worker makes steps of its own and waits for no other. Only ``connect()`` and ``load()`` are
+    called together. A loss is divided by the number of the worker's own terms.
+
     Args:
         config: addresses of the servers, mode and staleness.
         tables: the tables. The first trainer gives them to the servers; a later difference is an error.
         features: the features that are looked up in them. With embedding workers (``workers.addresses``) batches are
             what a ``Loader`` returned, and ids stay away from this process.
+        dense: optimizer of the dense model, with mode ``async`` alone.
         process_group: the dense workers; None: the world group if there is one; ``LOCAL``: this process alone.
         seed: seed of initial embeddings.
         num_threads: threads that remove duplicates and add gradients; None: as many as torch has.
@@ -110,6 +115,7 @@ class HybridTables(nn.Module):
         *,
         tables: Iterable[TableConfig],
         features: Iterable[FeatureConfig],
+        dense: DenseOptimizer | None = None,
         process_group: GroupOrLocal = None,
         seed: int = 0,
         num_threads: int | None = None,
@@ -117,9 +123,15 @@ class HybridTables(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.device = config, torch.device(device)
-        layout = Layout.of(tables, features)
-        self.features, self.merged_tables, self._of_table = layout.features, layout.merged_tables, layout.of_table
+        layout = Layout.of(tables, features, blocks_of(config, dense))
+        own = layout.own
+        self.features, self.merged_tables, self._of_table = own.features, own.merged_tables, own.of_table
+        self._tables_of_servers = layout.merged_tables
         self.process_group = resolve_group(process_group)
+        self._dense: DenseOptimizer | None = None  #: With ``async``.
+        if dense is not None and self.is_async:
+            dense.bind(self.process_group, self)
+            self._dense = dense
         self.rank = 0 if self.process_group is None else self.process_group.rank()
         self.num_ranks = 1 if self.process_group is None else self.process_group.size()
         threads = torch.get_num_threads() if num_threads is None else num_threads
@@ -147,8 +159,13 @@ class HybridTables(nn.Module):
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far."""
+        """Optimizer steps so far; with ``async`` those of this worker."""
         return self._window.step
+
+    @property
+    def is_async(self) -> bool:
+        """Each dense worker makes steps of its own."""
+        return self.config.mode == "async"
 
     def _begin_generation(self) -> int:
         """Begins a generation of dense workers at the servers; returns the number of steps before it."""
@@ -165,11 +182,14 @@ class HybridTables(nn.Module):
         self.generation, first_step, token = chosen[0]
         self._lookups.begin_generation(
             self.generation,
-            workers=self.num_ranks,
-            staleness=self.config.most_missing_steps,
-            first_step=first_step,
-            is_exact=self.config.order == "exact",
-            sums_parts=self.config.combine == "sum",
+            GenerationOptions(
+                workers=self.num_ranks,
+                staleness=self.config.most_missing_steps,
+                first_step=first_step,
+                is_exact=self.config.order == "exact",
+                sums_parts=self.config.combine == "sum" and not self.is_async,
+                shares_clock=not self.is_async,
+            ),
             token=token,
         )
         return int(first_step)
@@ -226,18 +246,27 @@ class HybridTables(nn.Module):
             batch = self._window.batch_of(features)
         elif not self.training:
             self._window.confirm_all()  # So that it sees the updates of this worker.
-            return self._by_feature(*self._lookups.read(features))
+            return self._by_feature(*self._take_dense_rows(*self._lookups.read(features)))
         else:
             self._window.wait_for_room()
             batch = self.begin(features)
         self._window.wait_until_sent(batch)
-        batch.num_bags, values = self._lookups.wait(batch.step, self.rank)
+        batch.num_bags, values = self._take_dense_rows(*self._lookups.wait(batch.step, self.rank))
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
         if not torch.is_grad_enabled():
             return outputs
         with_gradient = _Expand.apply(batch, self, *outputs.values(), *self._anchors)
         return dict(zip(outputs, with_gradient, strict=True))
+
+    def _take_dense_rows(self, num_bags: list[int], of_tables: list[Values]) -> tuple[list[int], list[Values]]:
+        """Sets the parameters of the dense model if they came, too. Returns the rest."""
+        if self._dense is None:
+            return num_bags, of_tables
+        # A repeated lookup has the same rows, and its backward pass must find the parameters unchanged.
+        if num_bags[-1] > 0 and not is_recomputation():
+            self._dense.take_rows(of_tables[-1])
+        return num_bags[:-1], of_tables[:-1]
 
     def _by_feature(self, num_bags: Sequence[int], of_tables: Sequence[Values]) -> dict[str, torch.Tensor]:
         outputs: dict[str, torch.Tensor] = {}
@@ -278,7 +307,7 @@ class HybridTables(nn.Module):
     def _agree(self, mark: torch.Tensor | None) -> torch.Tensor | None:
         """Returns NaN if the gradients of any dense worker are not finite, so that scalers of all skip the step."""
         is_bad = mark is not None and not bool(mark.isfinite())
-        return torch.full((1,), float("nan")) if any_rank(self.process_group, is_bad) else mark
+        return torch.full((1,), float("nan")) if any_rank(self._step_group, is_bad) else mark
 
     def apply_gradients(
         self, rates: Sequence[float], divisors: Sequence[float], factors: Sequence[Mapping[str, float]] = ()
@@ -308,11 +337,24 @@ class HybridTables(nn.Module):
             if values is not None and divisors[index] != 1:
                 values = values / np.float32(divisors[index])
             arguments.append((rates[index] * factor, values))
+        if self._dense is not None:
+            arguments.append((self._dense.learning_rate, batch.dense_gradients))
         while self._window.ahead[0] is not batch:
             self.skip()
         self._lookups.return_gradients(batch.step, self.rank, arguments)
         self._window.end_oldest()
         self._forget_anchors()
+
+    def keep_dense_gradients(self, values: Values) -> None:
+        """Keeps gradients of the dense model, (blocks, BLOCK_DIM), for ``optimizer.step()``.
+
+        Raises:
+            RuntimeError: no batch was looked up since the last step.
+        """
+        try:
+            self._window.batch_to_step().dense_gradients = values
+        except RuntimeError as error:
+            raise RuntimeError(f"dense.step() comes before tables.optimizer.step(): {error}") from error
 
     def drop_gradients(self) -> None:
         """Drops gradients that are kept, and not sent. ``optimizer.zero_grad()`` calls it."""
@@ -328,9 +370,12 @@ class HybridTables(nn.Module):
                     values *= np.float32(float(factor))
 
     def has_finite_gradients(self) -> bool:
-        """Whether the gradients that ``optimizer.step()`` would send are finite on all dense workers, which call it."""
+        """Whether the gradients that ``optimizer.step()`` would send are finite on all dense workers, which call it.
+
+        With ``async`` those of this worker.
+        """
         of_batches = [values for batch in self._window.ahead for values in batch.gradients if values is not None]
-        return not any_rank(self.process_group, not all(bool(np.isfinite(values).all()) for values in of_batches))
+        return not any_rank(self._step_group, not all(bool(np.isfinite(values).all()) for values in of_batches))
 
     def _forget_anchors(self) -> None:
         for anchor in self._anchors:
@@ -377,20 +422,22 @@ class HybridTables(nn.Module):
                 self.skip()
 
     def drain(self) -> None:
-        """Like ``finish()``. Afterwards ``eval()`` reads the updates of all dense workers."""
+        """Like ``finish()``. Afterwards ``eval()`` reads the updates of all dense workers; with ``async`` its own."""
         self.finish()
-        if self.process_group is not None and self.num_ranks > 1:
-            dist.barrier(group=self.process_group)
+        if self._step_group is not None and self.num_ranks > 1:
+            dist.barrier(group=self._step_group)
 
     def finish(self) -> None:
         """Ends batches that have begun and make no step, and waits until servers have taken all gradients.
 
         All dense workers call it after their last step, with the same number of steps. A lookup afterwards begins a new
-        generation, which all of them do together.
+        generation, which all of them do together. With ``async`` each calls it for itself, and may go on afterwards.
         """
         while self._window.ahead:
             self.skip()
         self._window.confirm_all()
+        if self.is_async:
+            return
         self._lookups.end_at(self._window.next_step)
         self._has_ended = True
 
@@ -409,6 +456,10 @@ class HybridTables(nn.Module):
         so ``folder`` is one that all roles see. The format is that of ``HashTableCollection.save()``. Learning rates
         are not saved: they are in ``optimizer.state_dict()``.
 
+        With ``async`` there is no step between which all workers could save. The first dense worker's call lets each
+        server write what it has at that moment, also of the dense model, and nobody waits. The call of another worker
+        does nothing.
+
         Args:
             folder: created if it does not exist; an older checkpoint in it is replaced.
             replace: allow a checkpoint with tables that are not here to be replaced.
@@ -418,6 +469,8 @@ class HybridTables(nn.Module):
             RuntimeError: a server is lost.
             ValueError: a batch was looked up, and has not made its step.
         """
+        if self.is_async:
+            return self._save_at_once(Path(folder), replace=replace)
         self._begin_if_ended()
         with self._together("save()") as ask:
             if any(batch.is_looked_up for batch in self._window.ahead):
@@ -432,7 +485,7 @@ class HybridTables(nn.Module):
         error = ask(
             lambda: server_checkpoints.save(
                 Path(folder),
-                self.merged_tables,
+                self._tables_of_servers,
                 self.config,
                 generation=self.generation,
                 step=self.step,
@@ -469,7 +522,7 @@ class HybridTables(nn.Module):
         step, error = ask(
             lambda: server_checkpoints.load(
                 Path(folder),
-                self.merged_tables,
+                self._tables_of_servers,
                 self.config,
                 generation=self.generation,
                 step=self.step,
@@ -480,9 +533,32 @@ class HybridTables(nn.Module):
         if error is not None:
             raise CheckpointError(error)
         self._window.restart(step)
+        if self.is_async:
+            self._begin_generation()
+
+    def _save_at_once(self, folder: Path, *, replace: bool) -> None:
+        if self.rank != 0:
+            return
+        self._window.confirm_all()
+        server_checkpoints.save(
+            folder,
+            self._tables_of_servers,
+            self.config,
+            generation=self.generation,
+            step=self.step,
+            end=self.step,
+            replace=replace,
+        )
 
     def _together(self, name: str) -> contextlib.AbstractContextManager[Ask]:
-        return agreed_call(name, rank=self.rank, step=lambda: self.step, group=self._group)
+        return agreed_call(
+            name, rank=self.rank, step=lambda: 0 if self.is_async else self.step, group=self._group
+        )
+
+    @property
+    def _step_group(self) -> dist.ProcessGroup | None:
+        """The dense workers that make the same steps as this one; None: it is alone."""
+        return None if self.is_async else self.process_group
 
     @property
     def _group(self) -> dist.ProcessGroup | None:

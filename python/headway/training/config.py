@@ -352,6 +352,11 @@ class TrainingConfig(HybridConfig):
                 raise ConfigError(f"checkpoints.{name} is for scripts of headway.hybrid: use {instead}")
         if self.mode == "local":
             return
+        if self.mode == "async":
+            raise ConfigError(
+                'mode = "async" is for scripts of headway.hybrid: headway train has a synchronous dense model, whose '
+                "ranks make the same steps"
+            )
         reasons = {
             "optimizer.clip_norm": "the norm of all gradients is not known before servers have added them",
             "run.prioritized_updates": "servers read and update rows, and have no order for it",

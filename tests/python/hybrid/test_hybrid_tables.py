@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from headway import hybrid
-from headway._hybrid import query_status
+from headway._hybrid import GenerationOptions, query_status
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL
 from hybrid_cases import STEPS, batch_of, collection, feature_configs, table_configs, train
@@ -412,7 +412,7 @@ def test_a_killed_server_is_named() -> None:
 def test_a_part_that_never_comes_is_a_timeout(two_servers: list[str]) -> None:
     tables = connect(two_servers, job={"timeout_s": 0.3})
     # The servers wait for a second worker that never comes.
-    tables._lookups.begin_generation(9, workers=2, staleness=0, first_step=0, is_exact=False, sums_parts=True, token=1)
+    tables._lookups.begin_generation(9, GenerationOptions(workers=2, staleness=0, first_step=0), token=1)
     tables(batch_of(0, 0).features)
     tables.optimizer.step()
     with pytest.raises(RuntimeError, match=r"parameter server 0 at .*: batch of step 1, worker 0: no rows came within"):

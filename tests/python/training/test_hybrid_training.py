@@ -225,6 +225,11 @@ def test_settings_that_a_mode_cannot_honour_are_named(
         TrainingConfig.of(values | {"mode": mode})
 
 
+def test_a_dense_model_on_servers_is_not_for_the_trainer() -> None:
+    with pytest.raises(ConfigError, match=r'mode = "async" is for scripts of headway\.hybrid'):
+        TrainingConfig.of(make_config(Path("log")).as_dict() | {"mode": "async"})
+
+
 def test_a_loss_that_is_not_finite_makes_no_step(tmp_path: Path, server: list[str]) -> None:
     config = on_servers(make_config(make_folder(tmp_path / "log")), server)
     trainer = Trainer(config, say=lambda line: None)
