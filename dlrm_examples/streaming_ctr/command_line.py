@@ -44,8 +44,9 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
     )
     modes = list(dict.fromkeys(options.mode or ["local"]))
     of_servers = [name for name in _OF_SERVERS if getattr(options, name) is not None]
-    _expect(modes != ["local"] or not of_servers, f"{_spelled(of_servers)} needs --mode sync or hybrid")
-    _expect("sync" not in modes or "none" not in (options.combine or ()), "--combine none needs --mode hybrid alone")
+    _expect(modes != ["local"] or not of_servers, f"{_spelled(of_servers)} needs --mode sync, hybrid or async")
+    _expect(modes == ["hybrid"] or "none" not in (options.combine or ()), "--combine none needs --mode hybrid alone")
+    _expect("async" not in modes or not options.exact_order, "--exact-order contradicts --mode async")
     _expect(modes == ["local"] or options.restart_at is None, "--restart-at needs --mode local")
     if started_ranks is not None:
         _expect(kinds == ["dynamic"], "static tables are of one rank: leave torchrun out")
@@ -75,9 +76,9 @@ def _dynamic_system(
     combine: str,
 ) -> System:
     servers = None
-    if mode in ("sync", "hybrid"):
+    if mode != "local":
         servers = Servers(
-            mode="sync" if mode == "sync" else "hybrid",
+            mode="sync" if mode == "sync" else "hybrid" if mode == "hybrid" else "async",
             staleness=0 if mode == "sync" else 4 if options.staleness is None else options.staleness,
             count=2 if options.servers is None else options.servers,
             is_exact=bool(options.exact_order),
@@ -173,9 +174,10 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mode",
         nargs="+",
-        choices=("local", "sync", "hybrid"),
+        choices=("local", "sync", "hybrid", "async"),
         help="where rows are: on the ranks (local), or on parameter servers, with lookups that wait for all updates "
-        "(sync) or may miss some (hybrid); each mode is trained (default: local)",
+        "(sync) or may miss some (hybrid), or with the dense model and ranks that do not wait for each other (async); "
+        "each mode is trained (default: local)",
     )
     group.add_argument(
         "--staleness", type=at_least(0), metavar="K", help="steps whose updates lookups may miss (default: 4)"

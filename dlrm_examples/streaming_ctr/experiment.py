@@ -35,15 +35,16 @@ class Servers:
     """Parameter servers that have the rows of dynamic tables.
 
     Attributes:
-        mode: ``sync`` waits for the updates of all steps before; ``hybrid`` lets lookups miss some.
-        staleness: steps whose updates lookups may miss, with ``hybrid``.
+        mode: ``sync`` waits for the updates of all steps before; ``hybrid`` lets lookups miss some; ``async`` has the
+            dense model on the servers, too, and no rank waits for another.
+        staleness: steps whose updates lookups may miss, with ``hybrid``, and with ``async`` those of the same rank.
         count: servers, which are processes of this host.
         is_exact: every lookup misses the updates of the last ``staleness`` steps, and no others.
         compresses: messages with ids, and with embeddings and gradients, are compressed.
         combine: ``sum`` adds the gradients of all ranks before an update; ``none`` updates by each.
     """
 
-    mode: Literal["sync", "hybrid"]
+    mode: Literal["sync", "hybrid", "async"]
     staleness: int = 0
     count: int = 2
     is_exact: bool = False
@@ -80,7 +81,7 @@ class System:
         """Name in reports: the kind and all settings that differ from the defaults."""
         parts: list[str] = [self.kind if self.servers is None else self.servers.mode]
         if self.servers is not None:
-            if self.servers.mode == "hybrid":
+            if self.servers.mode != "sync":
                 parts.append(f"staleness {self.servers.staleness}{', exact order' if self.servers.is_exact else ''}")
             if self.servers.combine == "none":
                 parts.append("gradients not added")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from headway.cli.built_programs import program_path
 from headway.embedding import LOCAL
-from headway.hybrid import HybridBatch, HybridConfig, HybridTables, ServerStatus
+from headway.hybrid import DenseOptimizer, HybridBatch, HybridConfig, HybridTables, ServerStatus
 
 from dlrm_examples.streaming_ctr.dynamic_tables import feature_configs, table_configs
 from dlrm_examples.streaming_ctr.experiment import Servers
@@ -37,6 +37,7 @@ class ServedTables:
         *,
         limits: TableLimits,
         group: dist.ProcessGroup | None,
+        dense: DenseOptimizer | None = None,
     ) -> None:
         """Connects with servers. Collective.
 
@@ -47,10 +48,13 @@ class ServedTables:
             addresses: of the servers.
             limits: limits of the tables.
             group: dense workers.
+            dense: optimizer of the dense model, with mode ``async``.
         """
         values: dict[str, Any] = {"mode": servers.mode, "servers": {"addresses": list(addresses)}}
         if servers.mode == "hybrid":
             values |= {"staleness": servers.staleness, "combine": servers.combine}
+        elif servers.mode == "async":
+            values["staleness"] = servers.staleness
         if servers.is_exact:
             values["order"] = "exact"
         if servers.compresses:
@@ -60,6 +64,7 @@ class ServedTables:
             HybridConfig.of(values),
             tables=table_configs(features, settings, limits),
             features=feature_configs(features),
+            dense=dense,
             process_group=LOCAL if group is None else group,
             seed=settings.seed,
         )

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from headway.embedding import Adam
+from headway.hybrid import DenseOptimizer
 from headway.training import TrainStep
 
 from dlrm_examples.streaming_ctr.group import all_gather, slice_of
@@ -42,11 +44,36 @@ class TrainerSettings:
             raise ValueError(f"batch_size, dense_lr and widths must be above 0: {self}")
 
 
+@dataclass(frozen=True)
+class DenseModel:
+    """A dense model on parameter servers."""
+
+    model: SharedBottom
+    optimizer: DenseOptimizer
+
+    @classmethod
+    def of(cls, log: Log, settings: TrainerSettings) -> DenseModel:
+        """Makes the model, and the optimizer that ``ServedTables`` binds to its servers."""
+        model = make_model(log, settings)
+        return cls(model, DenseOptimizer(model, Adam(lr=settings.dense_lr)))
+
+
+def make_model(log: Log, settings: TrainerSettings) -> SharedBottom:
+    """Makes the model for the features and labels of a log."""
+    return SharedBottom(
+        log.features,
+        num_labels=len(log.label_names),
+        dim=settings.tables.dim,
+        hidden=settings.hidden,
+        seed=settings.tables.seed,
+    )
+
+
 class Trainer:
     """A model, its tables, and their progress in the log.
 
     With a group, the model is replicated on all ranks (data parallel), and each rank takes its slice of each batch. All
-    calls are then collective.
+    calls are then collective. A model on parameter servers is an exception: its ranks meet only where a call ends.
     """
 
     def __init__(
@@ -57,6 +84,7 @@ class Trainer:
         *,
         num_train: int,
         group: dist.ProcessGroup | None = None,
+        dense: DenseModel | None = None,
     ) -> None:
         """Starts before the first example.
 
@@ -66,6 +94,8 @@ class Trainer:
             settings: settings of the run.
             num_train: examples of an epoch, the first ones of the log.
             group: the group of ``tables``.
+            dense: the model, if it is on the servers of ``tables``. Each rank makes steps of its own then, and divides
+                losses by the number of its own terms. None: the ranks have it, and make the same steps.
         """
         if not 1 <= num_train <= log.num_examples:
             raise ValueError(f"{num_train} examples to train on of {log.num_examples}")
@@ -74,19 +104,16 @@ class Trainer:
         self._settings = settings
         self._num_train = num_train
         self._group = group
-        self._model = SharedBottom(
-            log.features,
-            num_labels=len(log.label_names),
-            dim=settings.tables.dim,
-            hidden=settings.hidden,
-            seed=settings.tables.seed,
+        self._makes_own_steps = dense is not None
+        self._model = make_model(log, settings) if dense is None else dense.model
+        self._optimizer: torch.optim.Optimizer = (
+            torch.optim.Adam(self._model.parameters(), lr=settings.dense_lr) if dense is None else dense.optimizer
         )
-        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=settings.dense_lr)
         self._train_step = TrainStep(
             LabelLoss(self._model, tables),
             optimizer=self._optimizer,
             tables=(),  # Their updates differ by kind: see Tables.step().
-            group=group,
+            group=None if self._makes_own_steps else group,
         )
         self.num_seen = 0
         """Examples trained on so far, all epochs together."""
@@ -124,8 +151,9 @@ class Trainer:
 
     def _step(self, batch: Any, size: int) -> None:
         """Trains on one batch of ``size`` examples over all ranks. Losses and gradients of the ranks sum to those of
-        the batch mean."""
-        self._train_step([batch], {HEAD: size * batch.labels.shape[1]})
+        the batch mean, unless ranks make steps of their own."""
+        num_examples = len(batch.labels) if self._makes_own_steps else size
+        self._train_step([batch], {HEAD: num_examples * batch.labels.shape[1]})
         self._tables.step()
         self.num_seen += size
 

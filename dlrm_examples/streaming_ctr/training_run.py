@@ -26,7 +26,7 @@ from dlrm_examples.streaming_ctr.group import all_ranks
 from dlrm_examples.streaming_ctr.hybrid_tables import ServedTables, local_servers
 from dlrm_examples.streaming_ctr.static_tables import StaticTables
 from dlrm_examples.streaming_ctr.tables import Tables, TableSettings, TableUse
-from dlrm_examples.streaming_ctr.trainer import Trainer
+from dlrm_examples.streaming_ctr.trainer import DenseModel, Trainer
 from dlrm_examples.support.data.log import Log
 
 NUM_ROW_COUNTS = 10
@@ -114,8 +114,10 @@ def _train_seed(
 ) -> PhaseResult:
     settings = replace(experiment.settings, tables=replace(experiment.settings.tables, seed=seed))
     start = time.perf_counter()
-    with open_tables(log, system, settings.tables, group) as tables:
-        trainer = Trainer(log, tables, settings, num_train=experiment.num_train, group=group)
+    is_async = system.servers is not None and system.servers.mode == "async"
+    dense = DenseModel.of(log, settings) if is_async else None
+    with open_tables(log, system, settings.tables, group, dense) as tables:
+        trainer = Trainer(log, tables, settings, num_train=experiment.num_train, group=group, dense=dense)
         if phase.load_from is not None:
             checkpoint.load(_of_seed(phase.load_from, seed), trainer, _restartable(tables))
         rows = _train_and_count_rows(trainer, tables, experiment, phase)
@@ -128,14 +130,26 @@ def _train_seed(
 
 @contextmanager
 def open_tables(
-    log: Log, system: System, settings: TableSettings, group: dist.ProcessGroup | None
+    log: Log,
+    system: System,
+    settings: TableSettings,
+    group: dist.ProcessGroup | None,
+    dense: DenseModel | None = None,
 ) -> Iterator[Tables]:
     """Yields the tables of a system. Parameter servers, if it has any, end afterwards. Collective."""
     if system.servers is None:
         yield make_tables(log, system, settings, group)
         return
     with local_servers(system.servers.count, group) as addresses:
-        yield ServedTables(log.features, settings, system.servers, addresses, limits=system.limits, group=group)
+        yield ServedTables(
+            log.features,
+            settings,
+            system.servers,
+            addresses,
+            limits=system.limits,
+            group=group,
+            dense=None if dense is None else dense.optimizer,
+        )
 
 
 def make_tables(log: Log, system: System, settings: TableSettings, group: dist.ProcessGroup | None) -> Tables:

@@ -216,13 +216,37 @@ def test_parameter_servers_learn_as_tables_of_the_ranks(kuairand_directory: Path
     assert hybrid["tables"]["num_bytes"] > 0
 
 
+def test_one_rank_without_staleness_learns_the_same_with_the_dense_model_on_servers(
+    kuairand_directory: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs.jsonl"
+    modes = ["--mode", "sync", "async", "--staleness", "0", "--servers", "1"]
+    assert main(["--data", str(kuairand_directory), *SMALL, *modes, "--out", str(out)]) == 0
+    sync, asynchronous = runs_of(out)[1:]
+    assert asynchronous["system"] == "async, staleness 0, 1 servers"
+    for label, quality in sync["quality"].items():
+        for metric, value in quality.items():
+            assert asynchronous["quality"][label][metric] == pytest.approx(value, abs=0.01), (label, metric)
+
+
+def test_ranks_that_do_not_wait_for_each_other_train_all_examples(kuairand_directory: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    modes = ["--mode", "async", "--servers", "1", "--ranks", "2"]
+    assert main(["--data", str(kuairand_directory), *SMALL, *modes, "--out", str(out)]) == 0
+    (asynchronous,) = runs_of(out)[1:]
+    assert asynchronous["system"] == "async, staleness 4, 1 servers, 2 ranks"
+    assert all(0 <= value <= 1 for quality in asynchronous["quality"].values() for value in quality.values())
+
+
 def test_options_of_servers_need_a_mode_with_servers(log: Log) -> None:
     for arguments, message in (
-        (["--staleness", "2"], "--staleness needs --mode sync or hybrid"),
+        (["--staleness", "2"], "--staleness needs --mode sync, hybrid or async"),
         (["--servers", "2", "--mode", "local"], "--servers needs --mode"),
         (["--mode", "sync", "--restart-at", "0.5", "--restart-ranks", "2"], "--restart-at needs --mode local"),
         (["--mode", "sync", "--tables", "static"], "--mode needs --tables dynamic"),
-        (["--compress", "on"], "--compress needs --mode sync or hybrid"),
+        (["--mode", "hybrid", "async", "--combine", "none"], "--combine none needs --mode hybrid alone"),
+        (["--mode", "async", "--exact-order"], "--exact-order contradicts --mode async"),
+        (["--compress", "on"], "--compress needs --mode sync, hybrid or async"),
     ):
         with pytest.raises(ValueError, match=message):
             names_of(log, *arguments)
