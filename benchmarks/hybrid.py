@@ -3,12 +3,12 @@
 
 One host has the parameter servers, another one the dense workers. Hosts are network namespaces
 (``harness/emulated_network.py``). Without ``--delay-ms`` and ``--rate-mb`` all is on the loopback of this host.
-Systems: ``sync`` waits for the updates of all steps before, ``hybrid_T`` lets lookups miss those of T steps, and
-``dense_alone`` has no tables: its embeddings are drawn. A dense worker sleeps ``--compute-ms`` in each step, which
-stands for the compute of a device.
+Systems: ``sync`` waits for the updates of all steps before, and ``hybrid_T`` lets lookups miss those of T steps.
+``async_T`` has the dense model on the servers, too. ``dense_alone`` has no tables: its embeddings are drawn. A dense
+worker sleeps ``--compute-ms`` in each step, which stands for the compute of a device.
 
-The ratio is the speed over ``sync``. No hybrid step can be shorter than ``bound_s``: the longer of the dense step alone
-and the bytes of a step over the rate, in the direction that has more.
+The ratio is the speed over ``sync``, and ``of_async`` that over ``async_T``. No hybrid step can be shorter than
+``bound_s``: the longer of the dense step alone and the bytes of a step over the rate, in the direction that has more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dlrm_examples.support.text_table import format_ratio, format_table, format_
 
 DESCRIPTION = "steps of hybrid training beside synchronous ones, over a network with a delay and a rate"
 
-SYNC, DENSE_ALONE = "sync", "dense_alone"
+SYNC, DENSE_ALONE, HYBRID, ASYNC = "sync", "dense_alone", "hybrid", "async"
 _SERVER_HOST, _WORKER_HOST = 0, 1
 _FRAME_BYTES = 60_000
 _START_S = 60.0
@@ -77,15 +77,25 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """
     points: list[Point] = []
     for num_workers in options.ranks:
-        systems = {DENSE_ALONE: 0, SYNC: 0, **{f"hybrid_{each}": each for each in options.staleness}}
+        systems = {DENSE_ALONE: 0, SYNC: 0}
+        for each in options.staleness:
+            systems |= {f"{HYBRID}_{each}": each, f"{ASYNC}_{each}": each}
         of_workers = [_measure_system(options, num_workers, *each) for each in systems.items()]
         sync_s, dense_s = of_workers[1].median_s or 0.0, of_workers[0].median_s or 0.0
+        async_s = {point.params["staleness"]: point.median_s or 0.0 for point in of_workers if _is(point, ASYNC)}
         for point in of_workers:
+            step_s = point.median_s or 1.0
             bytes_s = point.extra["step_bytes"] / (options.rate_mb * 1e6) if options.rate_mb else 0.0
-            bound = {"bound_s": max(dense_s, bytes_s)} if point.system not in (SYNC, DENSE_ALONE) else {}
-            ratio = sync_s / (point.median_s or 1.0) if point.system not in (SYNC, DENSE_ALONE) else None
-            points.append(replace(point, ratio=ratio, extra={**point.extra, **bound}))
+            more = {}
+            if _is(point, HYBRID):
+                more = {"bound_s": max(dense_s, bytes_s), "of_async": async_s[point.params["staleness"]] / step_s}
+            ratio = None if point.system in (SYNC, DENSE_ALONE) else sync_s / step_s
+            points.append(replace(point, ratio=ratio, extra={**point.extra, **more}))
     return points
+
+
+def _is(point: Point, mode: str) -> bool:
+    return point.system.startswith(f"{mode}_")
 
 
 def _measure_system(options: argparse.Namespace, num_workers: int, system: str, staleness: int) -> Point:
@@ -95,7 +105,7 @@ def _measure_system(options: argparse.Namespace, num_workers: int, system: str, 
                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])}  # fmt: skip
         with _servers(options, network, host, environ) as addresses:
             config = Path(folder) / "hybrid.toml"
-            mode = "sync" if staleness == 0 else "hybrid"
+            mode = "sync" if staleness == 0 else system.split("_")[0]
             listed = ", ".join(f'"{address}"' for address in addresses)
             config.write_text(f'mode = "{mode}"\nstaleness = {staleness}\n\n[servers]\naddresses = [{listed}]\n')
             settings = {
@@ -204,10 +214,11 @@ def format_points(points: Sequence[Point]) -> str:
                 format_time(point.median_s),
                 f"{(point.rate or 0):.0f}",
                 format_ratio(point.ratio, None, None),
+                format_ratio(point.extra.get("of_async"), None, None),
                 f"{(point.median_s or 0) / bound_s:.2f}" if bound_s else "",
             )
         )
-    return format_table(("workers", "system", "a step", "samples/s", "of sync", "over its bound"), rows)
+    return format_table(("workers", "system", "a step", "samples/s", "of sync", "of async", "over its bound"), rows)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from headway import hybrid
-from headway.embedding import FeatureConfig, RowWiseAdagrad, TableConfig
+from headway.embedding import FeatureConfig, RowWiseAdagrad, Sgd, TableConfig
 
 from dlrm_examples.support.data.zipf import draw_zipf
 
@@ -36,23 +36,23 @@ def main(settings: dict[str, Any]) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(settings["features"] * settings["dim"], 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
     )
-    dense = torch.optim.SGD(model.parameters(), lr=0.01)
+    dense = hybrid.DenseOptimizer(model, Sgd(lr=0.01))
+    is_async = settings["system"].startswith("async")
     prepared = list(_batches(settings, names, rank))
     steps_per_round, rounds = settings["steps"], settings["rounds"] + 1  # The first one warms up.
 
     def step(batch: hybrid.Batch, embeddings: dict[str, torch.Tensor]) -> None:
         logits = model(torch.cat(list(embeddings.values()), dim=1))
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels) / num_ranks
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         time.sleep(settings["compute_ms"] / 1000)  # Stands for the compute of a device.
         dense.zero_grad()
-        loss.backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
+        (loss if is_async else loss / num_ranks).backward()
         dense.step()
 
     times: list[float] = []
     keys = 0
     if settings["system"] == "dense_alone":
+        dense.bind(dist.group.WORLD)
         shape = (settings["batch"], settings["dim"])
         for _ in range(rounds):
             began = _aligned_time()
@@ -64,6 +64,7 @@ def main(settings: dict[str, Any]) -> None:
             settings["config"],
             tables=[TableConfig(name, dim=settings["dim"], optimizer=RowWiseAdagrad(lr=0.01)) for name in names],
             features=[FeatureConfig(name, table=name, pooling="sum") for name in names],
+            dense=dense,
         )
         source = (prepared[number % len(prepared)] for number in range(rounds * steps_per_round))
         began = _aligned_time()
