@@ -1,64 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of hybrid training beside synchronous steps, over a network with a delay and a rate.
+"""Steps of hybrid training beside synchronous steps, over a network with a delay and a rate, and beside peers.
 
 One host has the parameter servers, another one the dense workers. Hosts are network namespaces
 (``harness/emulated_network.py``). Without ``--delay-ms`` and ``--rate-mb`` all is on the loopback of this host.
 Systems: ``sync`` waits for the updates of all steps before, and ``hybrid_T`` lets lookups miss those of T steps.
-``async_T`` has the dense model on the servers, too. ``dense_alone`` has no tables: its embeddings are drawn. A dense
-worker sleeps ``--compute-ms`` in each step, which stands for the compute of a device.
+``async_T`` has the dense model on the servers, too; it is left out beside peers. ``dense_alone`` has no tables: its
+embeddings are drawn. A dense worker sleeps ``--compute-ms`` in each step, which stands for the compute of a device.
 
 The ratio is the speed over ``sync``, and ``of_async`` that over ``async_T``. No hybrid step can be shorter than
 ``bound_s``: the longer of the dense step alone and the bytes of a step over the rate, in the direction that has more.
+
+``--torchrec`` adds TorchRec over Gloo with its sparse pipeline on the CPU (``hybrid_peers/torchrec_rank.py``), its
+tables sharded by rows or placed whole. Then each host has one trainer of each system, and one of Headway's servers. So
+both have the same hosts, half of the rows or more are elsewhere, and dense gradients cross the network.
+
+``--persia-python`` adds Persia (``hybrid_peers/persia_job.py``), with at most T batches in flight (``persia_T``) and
+without a limit (``persia``). Then both have one loader, one embedding worker, one server and one dense worker.
+
+Systems take turns ``--turns`` times. Ratios are the medians of those within a turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-
-from headway.cli.built_programs import program_path
+from typing import Any
 
 from benchmarks.harness.arguments import make_parser, whole_number
 from benchmarks.harness.emulated_network import Conditions, EmulatedNetwork, NotPermittedError, emulated_network
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.hybrid_roles import Hosts, embedding_worker, parameter_servers, role_environment, run_trainers
 from benchmarks.harness.points import Point
 from benchmarks.harness.report import measure_and_report
-from dlrm_examples.support.text_table import format_ratio, format_table, format_time
+from benchmarks.hybrid_peers.persia_job import find_persia, run_persia
+from dlrm_examples.support.text_table import format_bytes, format_ratio, format_table, format_time
 
 DESCRIPTION = "steps of hybrid training beside synchronous ones, over a network with a delay and a rate"
 
 SYNC, DENSE_ALONE, HYBRID, ASYNC = "sync", "dense_alone", "hybrid", "async"
 _SERVER_HOST, _WORKER_HOST = 0, 1
 _FRAME_BYTES = 60_000
-_START_S = 60.0
-_PARAMS = ("workers", "servers", "staleness", "delay_ms", "rate_mb", "compute_ms", "batch", "features", "dim", "ids")
+_SHARDINGS = ("row_wise", "table_wise")
+_SETTINGS = ("batch", "features", "dim", "ids", "compute_ms", "steps", "rounds")
+_PARAMS = ("delay_ms", "rate_mb", "compute_ms", "batch", "features", "dim", "ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A system, and the steps whose updates its lookups may miss.
+
+    Attributes:
+        mode: of Headway's job.
+        sharding: of TorchRec's tables; empty for other systems.
+        is_persia: Persia; a staleness of 0 means no limit of its batches in flight.
+    """
+
+    name: str
+    mode: str = SYNC
+    staleness: int = 0
+    sharding: str = ""
+    is_persia: bool = False
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Is it Headway with a synchronous dense model, and lookups that miss updates?"""
+        return not self.is_peer and self.mode == HYBRID
+
+    @property
+    def is_peer(self) -> bool:
+        """Is it another library?"""
+        return self.is_persia or bool(self.sharding)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = make_parser("hybrid", DESCRIPTION, ranks=(1,), rounds=5)
     for name, default, text in (
-        ("--servers", 1, "parameter servers"),
         ("--batch", 1024, "samples of a dense worker and step"),
         ("--features", 8, "features of one id"),
         ("--dim", 64, "floats of an embedding"),
         ("--ids", 10_000_000, "ids of a feature, with a popularity by Zipf's law of exponent 1.2"),
         ("--steps", 40, "steps of a round"),
+        ("--turns", 1, "times that the systems take turns, each with all rounds"),
         ("--time-limit", 300, "seconds of a system"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument(
+        "--servers", type=whole_number(1), help="parameter servers (default: 1; with --torchrec --ranks)"
+    )
     parser.add_argument("--staleness", type=whole_number(1), nargs="+", default=[4], help="steps (default: 4)")
     for name, text in (
         ("--compute-ms", "that a dense worker sleeps in a step"),
@@ -66,6 +103,13 @@ def main(argv: Sequence[str]) -> int:
         ("--rate-mb", "MB a second that a host sends or receives; 0: no limit"),
     ):
         parser.add_argument(name, type=float, default=0.0, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--torchrec", action="store_true", help="measure TorchRec, too, with a trainer on each host")
+    parser.add_argument(
+        "--persia-python",
+        type=Path,
+        metavar="PYTHON",
+        help="measure Persia, too, with this interpreter (docs/hybrid.md)",
+    )
     return measure_and_report("hybrid", parser, parser.parse_args(argv), measure=measure, format_points=format_points)
 
 
@@ -73,140 +117,170 @@ def measure(options: argparse.Namespace) -> list[Point]:
     """Measures a point for each number of dense workers (``--ranks``) and system.
 
     Raises:
-        BenchmarkError: the network cannot be made, or a role failed.
+        BenchmarkError: options exclude each other, a peer is missing, the network cannot be made, or a role failed.
     """
-    points: list[Point] = []
+    _expect_options(options)
+    persia = find_persia(options.persia_python) if options.persia_python else None
+    systems = [
+        System(name=DENSE_ALONE),
+        System(name=SYNC),
+        *(System(name=f"{HYBRID}_{each}", mode=HYBRID, staleness=each) for each in options.staleness),
+    ]
+    if not options.torchrec and not persia:
+        systems += [System(name=f"{ASYNC}_{each}", mode=ASYNC, staleness=each) for each in options.staleness]
+    if options.torchrec:
+        systems += [System(name=f"torchrec_{each}", sharding=each) for each in _SHARDINGS]
+    if persia:
+        systems += [System(name=f"persia_{each}", staleness=each, is_persia=True) for each in options.staleness]
+        systems += [System(name="persia", is_persia=True)]
+    points = []
     for num_workers in options.ranks:
-        systems = {DENSE_ALONE: 0, SYNC: 0}
-        for each in options.staleness:
-            systems |= {f"{HYBRID}_{each}": each, f"{ASYNC}_{each}": each}
-        of_workers = [_measure_system(options, num_workers, *each) for each in systems.items()]
-        sync_s, dense_s = of_workers[1].median_s or 0.0, of_workers[0].median_s or 0.0
-        async_s = {point.params["staleness"]: point.median_s or 0.0 for point in of_workers if _is(point, ASYNC)}
-        for point in of_workers:
-            step_s = point.median_s or 1.0
-            bytes_s = point.extra["step_bytes"] / (options.rate_mb * 1e6) if options.rate_mb else 0.0
-            more = {}
-            if _is(point, HYBRID):
-                more = {"bound_s": max(dense_s, bytes_s), "of_async": async_s[point.params["staleness"]] / step_s}
-            ratio = None if point.system in (SYNC, DENSE_ALONE) else sync_s / step_s
-            points.append(replace(point, ratio=ratio, extra={**point.extra, **more}))
+        found: dict[str, list[dict[str, Any]]] = {system.name: [] for system in systems}
+        for turn in range(options.turns):
+            for system in systems if turn % 2 == 0 else reversed(systems):
+                found[system.name].append(_run(options, num_workers, system, persia))
+        points += _points(options, num_workers, systems, found)
     return points
 
 
-def _is(point: Point, mode: str) -> bool:
-    return point.system.startswith(f"{mode}_")
+def _expect_options(options: argparse.Namespace) -> None:
+    if options.torchrec and options.persia_python:
+        raise BenchmarkError("--torchrec and --persia-python place roles differently: measure one at a time")
+    if options.torchrec:
+        if min(options.ranks) < 2:
+            raise BenchmarkError("--torchrec shards tables over trainers: --ranks must be 2 or more")
+        if options.servers is not None:
+            raise BenchmarkError("--torchrec puts a server on each trainer's host: leave --servers out")
+        if find_spec("torchrec") is None or find_spec("fbgemm_gpu") is None:
+            raise BenchmarkError("--torchrec needs torchrec and fbgemm-gpu-cpu")
+        needed = options.features * options.ids * options.dim * 4
+        if needed > (available := _available_bytes()):
+            raise BenchmarkError(
+                f"--torchrec allocates all rows, {format_bytes(needed)}, and {format_bytes(available)} are available: "
+                "take fewer --ids"
+            )
+    if options.persia_python and (
+        options.ranks != [1] or options.servers not in (None, 1) or options.delay_ms or options.rate_mb
+    ):
+        raise BenchmarkError("--persia-python measures one of each role on this host: leave out --ranks, --servers, "
+                             "--delay-ms and --rate-mb")  # fmt: skip
 
 
-def _measure_system(options: argparse.Namespace, num_workers: int, system: str, staleness: int) -> Point:
-    with _network(options) as network, tempfile.TemporaryDirectory() as folder:
-        host = network.addresses[_SERVER_HOST][0] if network else "127.0.0.1"
-        environ = {**os.environ, "HEADWAY_GROUP_SECRET": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "lo",
-                   "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])}  # fmt: skip
-        with _servers(options, network, host, environ) as addresses:
-            config = Path(folder) / "hybrid.toml"
-            mode = "sync" if staleness == 0 else system.split("_")[0]
-            listed = ", ".join(f'"{address}"' for address in addresses)
-            config.write_text(f'mode = "{mode}"\nstaleness = {staleness}\n\n[servers]\naddresses = [{listed}]\n')
-            settings = {
-                "system": system, "config": str(config), "timeout_s": options.time_limit,
-                **{name: getattr(options, name) for name in ("batch", "features", "dim", "ids", "compute_ms", "steps",
-                                                             "rounds")},
-            }  # fmt: skip
-            found = _run_workers(settings, num_workers, network, environ, options.time_limit)
-    steps_s = sorted(each / options.steps for each in found["rounds_s"])
-    params = {name: getattr(options, name, None) for name in _PARAMS} | {"workers": num_workers, "staleness": staleness}
-    return Point(
-        name="hybrid", params=params, system=system, median_s=statistics.median(steps_s), p5_s=steps_s[0],
-        p95_s=steps_s[-1], samples=len(steps_s),
-        rate=num_workers * options.batch / statistics.median(steps_s), unit="samples/s",
-        extra={"step_bytes": num_workers * found["keys"] * options.dim * 4, "steps": options.steps},
-    )  # fmt: skip
+def _available_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _run(options: argparse.Namespace, num_workers: int, system: System, persia: Path | None) -> dict[str, Any]:
+    """Runs all rounds of a system; returns their seconds (``rounds_s``) and the keys of a worker's batch."""
+    settings = {
+        "system": system.name, "staleness": system.staleness, "sharding": system.sharding,
+        "timeout_s": options.time_limit, "loader": persia is not None,
+        **{name: getattr(options, name) for name in _SETTINGS},
+    }  # fmt: skip
+    if system.is_persia:
+        assert persia is not None
+        return run_persia(options.persia_python, persia, settings, time_limit_s=options.time_limit)
+    with (
+        _hosts(options, num_workers) as hosts,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        environ = role_environment()
+        if system.sharding:
+            run = partial(run_trainers, "benchmarks.hybrid_peers.torchrec_rank")
+            return run(settings, hosts, environ | {"PYTHONWARNINGS": "ignore"}, options.time_limit)
+        servers = stack.enter_context(parameter_servers(hosts, environ))
+        workers = [stack.enter_context(embedding_worker(servers, environ))] if settings["loader"] else []
+        config = Path(folder) / "hybrid.toml"
+        config.write_text(
+            f'mode = "{system.mode}"\nstaleness = {system.staleness}\n'
+            f"[servers]\naddresses = [{_listed(servers)}]\n[workers]\naddresses = [{_listed(workers)}]\n"
+        )
+        run = partial(run_trainers, "benchmarks.torch_ranks.hybrid_rank")
+        return run(settings | {"config": str(config)}, hosts, environ, options.time_limit)
+
+
+def _listed(addresses: Sequence[str]) -> str:
+    return ", ".join(f'"{address}"' for address in addresses)
 
 
 @contextlib.contextmanager
-def _network(options: argparse.Namespace) -> Iterator[EmulatedNetwork | None]:
+def _hosts(options: argparse.Namespace, num_workers: int) -> Iterator[Hosts]:
+    if options.torchrec:
+        each = tuple(range(num_workers))
+        of_servers, of_trainers = each, each
+    else:
+        of_servers, of_trainers = (_SERVER_HOST,) * (options.servers or 1), (_WORKER_HOST,) * num_workers
+    with _network(options, num_workers if options.torchrec else 2) as network:
+        yield Hosts(network=network, of_servers=of_servers, of_trainers=of_trainers)
+
+
+@contextlib.contextmanager
+def _network(options: argparse.Namespace, num_hosts: int) -> Iterator[EmulatedNetwork | None]:
     if not options.delay_ms and not options.rate_mb:
         yield None
         return
     conditions = Conditions(delay_ms=options.delay_ms, rate=options.rate_mb * 1e6 or None)
     try:
-        with emulated_network(2, conditions, frame_bytes=_FRAME_BYTES) as network:
+        with emulated_network(num_hosts, conditions, frame_bytes=_FRAME_BYTES) as network:
             yield network
     except NotPermittedError as error:
         raise BenchmarkError(f"--delay-ms and --rate-mb need network namespaces: {error}") from None
 
 
-def _on(network: EmulatedNetwork | None, host: int, command: list[str]) -> list[str]:
-    return network.command_in(host, command) if network else command
-
-
-@contextlib.contextmanager
-def _servers(
-    options: argparse.Namespace, network: EmulatedNetwork | None, host: str, environ: dict[str, str]
-) -> Iterator[list[str]]:
-    command = [str(program_path("headway-ps")), "--address", f"{host}:0"]
-    servers: list[subprocess.Popen[str]] = []
-    try:
-        addresses = []
-        for _ in range(options.servers):
-            server = subprocess.Popen(
-                _on(network, _SERVER_HOST, command), stdout=subprocess.PIPE, text=True, env=environ
-            )
-            servers.append(server)
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            if not line.startswith("listening at "):
-                raise BenchmarkError(f"a parameter server did not start: {line.strip()}")
-            addresses.append(line.removeprefix("listening at ").strip())
-            # A pipe that nobody reads would block the server one day.
-            threading.Thread(target=server.stdout.read, daemon=True).start()
-        yield addresses
-    finally:
-        for server in servers:
-            server.terminate()
-            server.wait(timeout=_START_S)
-
-
-def _run_workers(
-    settings: dict[str, object],
+def _points(
+    options: argparse.Namespace,
     num_workers: int,
-    network: EmulatedNetwork | None,
-    environ: dict[str, str],
-    time_limit_s: float,
-) -> dict[str, object]:
-    """Runs the dense workers to their end; returns what rank 0 printed."""
-    command = [sys.executable, "-m", "benchmarks.torch_ranks.hybrid_rank", json.dumps(settings)]
-    port = str(20_000 + secrets.randbelow(20_000))
-    processes = [
-        subprocess.Popen(
-            _on(network, _WORKER_HOST, command), stdout=subprocess.PIPE, text=True,
-            env={**environ, "RANK": str(rank), "WORLD_SIZE": str(num_workers), "MASTER_ADDR": "127.0.0.1",
-                 "MASTER_PORT": port},
-        )
-        for rank in range(num_workers)
-    ]  # fmt: skip
-    ends = time.monotonic() + time_limit_s
-    try:
-        outputs = [process.communicate(timeout=max(ends - time.monotonic(), 0.1))[0] for process in processes]
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"the dense workers did not end within {time_limit_s:.0f} s") from None
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for rank, process in enumerate(processes):
-        if process.returncode != 0:
-            raise BenchmarkError(f"dense worker {rank} failed with status {process.returncode}")
-    found: dict[str, object] = json.loads(outputs[0].splitlines()[-1])
-    return found
+    systems: Sequence[System],
+    found: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[Point]:
+    """Makes the points of one number of workers. ``found``: what each turn of a system returned."""
+
+    def step_s(name: str) -> list[float]:
+        return [statistics.median(turn["rounds_s"]) / options.steps for turn in found[name]]
+
+    def speed_over(name: str, other: str) -> float:
+        """Median over turns of the speed of a system over that of another one."""
+        return statistics.median(theirs / ours for theirs, ours in zip(step_s(other), step_s(name), strict=True))
+
+    num_servers = num_workers if options.torchrec else options.servers or 1
+    peers = [system.name for system in systems if system.is_peer]
+    points = []
+    for system in systems:
+        steps_s = sorted(each / options.steps for turn in found[system.name] for each in turn["rounds_s"])
+        step_bytes = num_workers * found[system.name][0]["keys"] * options.dim * 4
+        extra = {"step_bytes": step_bytes, "steps": options.steps, "turns": options.turns}
+        if system.is_hybrid:
+            bytes_s = step_bytes / (options.rate_mb * 1e6) if options.rate_mb else 0.0
+            extra["bound_s"] = max(statistics.median(step_s(DENSE_ALONE)), bytes_s)
+            if (asynchronous := f"{ASYNC}_{system.staleness}") in found:
+                extra["of_async"] = speed_over(system.name, asynchronous)
+            extra |= {"over": {peer: speed_over(system.name, peer) for peer in peers}} if peers else {}
+        if options.torchrec or options.persia_python:
+            extra["layout"] = "a trainer and a server on each host" if options.torchrec else "one of each role"
+        params = {
+            "workers": num_workers, "servers": num_servers, "staleness": system.staleness,
+            **{name: getattr(options, name) for name in _PARAMS},
+        }  # fmt: skip
+        points.append(
+            Point(
+                name="hybrid", params=params, system=system.name, median_s=statistics.median(steps_s), p5_s=steps_s[0],
+                p95_s=steps_s[-1], samples=len(steps_s),
+                rate=num_workers * options.batch / statistics.median(steps_s), unit="samples/s",
+                ratio=None if system.name in (SYNC, DENSE_ALONE) else speed_over(system.name, SYNC), extra=extra,
+            )
+        )  # fmt: skip
+    return points
 
 
 def format_points(points: Sequence[Point]) -> str:
     """Formats the table: one row for each number of dense workers and system."""
+    peers = list(dict.fromkeys(peer for point in points for peer in point.extra.get("over", {})))
     rows = []
     for point in points:
         bound_s = point.extra.get("bound_s")
+        over = point.extra.get("over", {})
         rows.append(
             (
                 str(point.params["workers"]),
@@ -216,9 +290,11 @@ def format_points(points: Sequence[Point]) -> str:
                 format_ratio(point.ratio, None, None),
                 format_ratio(point.extra.get("of_async"), None, None),
                 f"{(point.median_s or 0) / bound_s:.2f}" if bound_s else "",
+                *(f"{over[peer]:.2f}" if peer in over else "" for peer in peers),
             )
         )
-    return format_table(("workers", "system", "a step", "samples/s", "of sync", "of async", "over its bound"), rows)
+    titles = ("workers", "system", "a step", "samples/s", "of sync", "of async", "over its bound")
+    return format_table((*titles, *(f"speed over {peer}" for peer in peers)), rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 
 ``python -m benchmarks.torch_ranks.hybrid_rank SETTINGS`` with a JSON object. Rank and size are in the environment, as
 torchrun sets them. Rank 0 prints a JSON object with the seconds of each round.
+
+With ``loader`` a process of PyTorch's DataLoader sends the ids to an embedding worker, and this one sees none.
 """
 
 from __future__ import annotations
@@ -11,92 +13,105 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from headway import hybrid
 from headway.embedding import FeatureConfig, RowWiseAdagrad, Sgd, TableConfig
 
-from dlrm_examples.support.data.zipf import draw_zipf
+from benchmarks.torch_ranks.hybrid_model import (
+    LR,
+    IdBatch,
+    draw_batches,
+    feature_names,
+    loss_of,
+    make_model,
+    mean_unique_keys,
+    repeat,
+)
 
-_DISTINCT_BATCHES = 16
+
+class Log(torch.utils.data.IterableDataset[hybrid.Batch]):
+    """Batches whose ids are at an embedding worker."""
+
+    def __init__(self, settings: dict[str, Any], count: int) -> None:
+        self._settings, self._count = settings, count
+
+    def __iter__(self) -> Iterator[hybrid.Batch]:
+        """Submits ``count`` batches."""
+        loader = hybrid.Loader(self._settings["config"], **_configurations(self._settings))
+        prepared = [_to_batch(each) for each in draw_batches(self._settings, rank=0)]
+        for batch in repeat(prepared, self._count):
+            yield hybrid.Batch(loader.submit(batch.features), batch.dense, batch.labels)
 
 
 def main(settings: dict[str, Any]) -> None:
     """Trains the rounds of ``settings``."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=settings["timeout_s"]))
-    names = [f"feature_{number}" for number in range(settings["features"])]
-    model = torch.nn.Sequential(
-        torch.nn.Linear(settings["features"] * settings["dim"], 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-    )
-    dense = hybrid.DenseOptimizer(model, Sgd(lr=0.01))
+    model = make_model(settings)
+    dense = hybrid.DenseOptimizer(model, Sgd(lr=LR))
     is_async = settings["system"].startswith("async")
-    prepared = list(_batches(settings, names, rank))
     steps_per_round, rounds = settings["steps"], settings["rounds"] + 1  # The first one warms up.
 
-    def step(batch: hybrid.Batch, embeddings: dict[str, torch.Tensor]) -> None:
-        logits = model(torch.cat(list(embeddings.values()), dim=1))
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-        time.sleep(settings["compute_ms"] / 1000)  # Stands for the compute of a device.
+    def step(labels: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> None:
+        loss = loss_of(model, embeddings, labels, compute_ms=settings["compute_ms"])
         dense.zero_grad()
         (loss if is_async else loss / num_ranks).backward()
         dense.step()
 
     times: list[float] = []
-    keys = 0
+    drawn = draw_batches(settings, rank)
     if settings["system"] == "dense_alone":
         dense.bind(dist.group.WORLD)
         shape = (settings["batch"], settings["dim"])
         for _ in range(rounds):
             began = _aligned_time()
-            for number in range(steps_per_round):
-                step(prepared[number % len(prepared)], {name: torch.rand(shape, requires_grad=True) for name in names})
+            for batch in repeat(drawn, steps_per_round):
+                step(batch.labels, [torch.rand(shape, requires_grad=True) for _ in range(settings["features"])])
             times.append(time.perf_counter() - began)
     else:
-        tables = hybrid.connect(
-            settings["config"],
-            tables=[TableConfig(name, dim=settings["dim"], optimizer=RowWiseAdagrad(lr=0.01)) for name in names],
-            features=[FeatureConfig(name, table=name, pooling="sum") for name in names],
-            dense=dense,
-        )
-        source = (prepared[number % len(prepared)] for number in range(rounds * steps_per_round))
+        tables = hybrid.connect(settings["config"], **_configurations(settings), dense=dense)
+        source: Iterable[hybrid.Batch]
+        if settings["loader"]:
+            log = Log(settings, rounds * steps_per_round)
+            source = torch.utils.data.DataLoader(log, batch_size=None, num_workers=1, prefetch_factor=8)
+        else:
+            source = repeat([_to_batch(batch) for batch in drawn], rounds * steps_per_round)
         began = _aligned_time()
         for number, batch in enumerate(hybrid.batches(tables, source), start=1):
-            step(batch, tables(batch.features))
+            step(batch.labels, list(tables(batch.features).values()))
             tables.optimizer.step()
             if number % steps_per_round == 0:
                 times.append(time.perf_counter() - began)
                 began = _aligned_time()
-        keys = sum(len(np.unique(batch.features[name][0])) for batch in prepared for name in names) / len(prepared)
     if rank == 0:
+        keys = 0 if settings["system"] == "dense_alone" else mean_unique_keys(drawn)
         print(json.dumps({"rounds_s": times[1:], "keys": keys}), flush=True)
     dist.destroy_process_group()
+
+
+def _configurations(settings: dict[str, Any]) -> dict[str, Any]:
+    names = feature_names(settings)
+    return {
+        "tables": [TableConfig(name, dim=settings["dim"], optimizer=RowWiseAdagrad(lr=LR)) for name in names],
+        "features": [FeatureConfig(name, table=name, pooling="sum") for name in names],
+    }
+
+
+def _to_batch(batch: IdBatch) -> hybrid.Batch:
+    size = len(batch.labels)
+    features = {name: (ids, torch.ones(size, dtype=torch.int64)) for name, ids in batch.ids.items()}
+    return hybrid.Batch(features, torch.empty(size, 0), batch.labels)
 
 
 def _aligned_time() -> float:
     dist.barrier()
     return time.perf_counter()
-
-
-def _batches(settings: dict[str, Any], names: list[str], rank: int) -> Iterator[hybrid.Batch]:
-    random = np.random.default_rng(1 + rank)
-    size = settings["batch"]
-    for _ in range(_DISTINCT_BATCHES):
-        features = {
-            name: (
-                torch.from_numpy(draw_zipf(random, num_values=settings["ids"], exponent=1.2, size=size)),
-                torch.ones(size, dtype=torch.int64),
-            )
-            for name in names
-        }
-        yield hybrid.Batch(features, torch.empty(size, 0), torch.randint(0, 2, (size, 1)).float())
 
 
 if __name__ == "__main__":

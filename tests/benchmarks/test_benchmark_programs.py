@@ -249,7 +249,19 @@ def test_hybrid_compares_synchronous_and_hybrid_steps(tmp_path: Path) -> None:
     small = ("--batch", "32", "--features", "2", "--dim", "8", "--ids", "1000", "--steps", "4", "--rounds", "1")
     points = run_benchmark("hybrid", tmp_path, *small, "--staleness", "2", plots=False)
     assert [(point["system"], point["params"]["workers"]) for point in points] == [
-        ("dense_alone", 1), ("sync", 1), ("hybrid_2", 1)
+        ("dense_alone", 1), ("sync", 1), ("hybrid_2", 1), ("async_2", 1)
     ]  # fmt: skip
     assert all(point["rate"] > 0 for point in points)
-    assert points[2]["ratio"] > 0 and points[2]["bound_s"] > 0
+    assert points[2]["ratio"] > 0 and points[2]["bound_s"] > 0 and points[2]["of_async"] > 0
+
+
+def test_hybrid_takes_turns_with_torchrec(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    small = ("--batch", "32", "--features", "2", "--dim", "8", "--ids", "1000", "--steps", "4", "--rounds", "1")
+    points = run_benchmark("hybrid", tmp_path, *small, "--ranks", "2", "--torchrec", "--turns", "2", plots=False)
+    assert [point["system"] for point in points] == [
+        "dense_alone", "sync", "hybrid_4", "torchrec_row_wise", "torchrec_table_wise"
+    ]  # fmt: skip
+    assert all(point["samples"] == 2 and point["params"]["servers"] == 2 for point in points)
+    assert points[2]["over"].keys() == {"torchrec_row_wise", "torchrec_table_wise"}
+    assert all(ratio > 0 for ratio in points[2]["over"].values())
