@@ -191,7 +191,8 @@ class DenseOptimizer(torch.optim.Optimizer):
                 loss = closure()
         if not self._is_bound:
             raise RuntimeError("step(): pass this optimizer to hybrid.connect() as dense")
-        if any_rank(self._group, bool(getattr(self, "found_inf", False))):
+        found_inf = getattr(self, "found_inf", None)  # None: there is no scaler, on all workers.
+        if found_inf is not None and any_rank(self._group, bool(found_inf)):
             return loss
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
