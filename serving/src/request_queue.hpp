@@ -33,8 +33,8 @@ struct PendingRequest {
   std::size_t num_bytes = 0;
   Clock::time_point accepted{}, deadline{};
   std::chrono::nanoseconds allowed{0};  ///< Longest time in which it was expected; 0: nothing waited before it.
-  ReplyFunction reply;         ///< Empty once it is called.
-  std::size_t first_item = 0;  ///< Index of its first item in the batch.
+  ReplyFunction reply;                  ///< Empty once it is called.
+  std::size_t first_item = 0;           ///< Index of its first item in the batch.
 };
 using PendingPtr = std::unique_ptr<PendingRequest>;
 
