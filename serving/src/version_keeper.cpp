@@ -321,9 +321,10 @@ std::string VersionKeeper::plan(Engine& engine, Ranks& ranks, std::uint64_t numb
 // Rank 0 frees the old version only when the others have left it, and they when rank 0 says so.
 void VersionKeeper::change(Engine& engine, Ranks& ranks) {
   ranks.end_decision();
-  auto const old = current_.number();
   engine.switch_to(next_.number());
-  current_ = std::exchange(next_, {});
+  // It ends on this thread. On that of the engine, requests would wait until its memory and its code are unloaded.
+  auto const old_version = std::exchange(current_, std::exchange(next_, {}));
+  auto const old = old_version.number();
   log(current_, ranks.group(), "is served");
   if (ranks.leads()) write_note();
   engine.wait_for_batches_of(old);

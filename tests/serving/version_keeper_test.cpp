@@ -50,20 +50,28 @@ class Versions : public testing::TestWithParam<Kind> {
       float const scale = text == "bad" || text == "other" ? 0 : std::stof(text);
       auto tables = small_tables(manifest, rank, size, scale);
       return LoadedVersion{.folder = folder,
-                           .model = std::make_shared<ServedModel>(manifest, std::make_shared<AnyModel>(manifest)),
+                           .model = std::make_shared<ServedModel>(
+                               manifest, std::make_shared<AnyModel>(manifest, text == "1" ? first_ended_on_ : nullptr)),
                            .tables = std::move(tables)};
     };
   }
   /// Has as many outputs as the manifest says.
   class AnyModel final : public SumModel {
    public:
-    explicit AnyModel(Manifest const& manifest) : SumModel(manifest), num_outputs_(manifest.outputs.size()) {}
+    explicit AnyModel(Manifest const& manifest, std::shared_ptr<std::atomic<std::thread::id>> ended_on = nullptr)
+        : SumModel(manifest), num_outputs_(manifest.outputs.size()), ended_on_(std::move(ended_on)) {}
+    AnyModel(AnyModel const&) = delete;
+    AnyModel& operator=(AnyModel const&) = delete;
+    ~AnyModel() override {
+      if (ended_on_ != nullptr) *ended_on_ = std::this_thread::get_id();
+    }
     [[nodiscard]] std::vector<OutputRows> run(std::size_t part, std::span<InputTensor const> inputs) override {
       return std::vector<OutputRows>(num_outputs_, SumModel::run(part, inputs).at(0));
     }
 
    private:
     std::size_t num_outputs_;
+    std::shared_ptr<std::atomic<std::thread::id>> ended_on_;
   };
 
   /// Scores of a request with the embeddings of a version, computed by one rank.
@@ -151,8 +159,10 @@ class Versions : public testing::TestWithParam<Kind> {
   static constexpr int kMaxLag = 2;
   TemporaryDirectory directory_;
   std::filesystem::path const& folder_ = directory_.path();
-  mutable std::array<std::atomic<bool>, 3> begins_to_load_{};  ///< Version 2, by rank.
-  std::atomic<bool> may_load_ = true;                          ///< Rank 2 waits for it when it loads version 2.
+  mutable std::array<std::atomic<bool>, 3> begins_to_load_{};      ///< Version 2, by rank.
+  std::atomic<bool> may_load_ = true;                              ///< Rank 2 waits for it when it loads version 2.
+  std::shared_ptr<std::atomic<std::thread::id>> first_ended_on_ =  ///< Thread that has ended the model of version 1.
+      std::make_shared<std::atomic<std::thread::id>>();
 };
 INSTANTIATE_TEST_SUITE_P(Ways, Versions, testing::Values(Kind::kPairwise, Kind::kRing),
                          [](auto const& each) { return each.param == Kind::kRing ? "ring" : "pairwise"; });
@@ -213,6 +223,23 @@ TEST_P(Versions, ranks_without_requests_change_as_well) {
         });
       },
       kMaxLag);
+}
+
+TEST_P(Versions, the_thread_that_serves_requests_does_not_unload_the_old_version) {
+  std::mt19937 random(6);
+  auto const arrays = random_arrays(random, 3);
+  serve_versions(nullptr, [&](Engine& engine) {
+    std::promise<std::thread::id> serving;
+    engine.submit(request_of(arrays), Clock::now() + 20s,
+                  [&](Reply&&) { serving.set_value(std::this_thread::get_id()); });
+    auto const serves = serving.get_future().get();
+    write("2");
+    ask_until(engine, "2", arrays);
+    auto const ends = Clock::now() + 20s;
+    while (first_ended_on_->load() == std::thread::id() && Clock::now() < ends) std::this_thread::sleep_for(1ms);
+    EXPECT_NE(first_ended_on_->load(), std::thread::id());
+    EXPECT_NE(first_ended_on_->load(), serves);
+  });
 }
 
 TEST_P(Versions, one_rank_alone_changes_as_well) {
