@@ -6,6 +6,10 @@ One host has the parameter servers, another one the dense workers. Hosts are net
 Systems: ``sync`` waits for the updates of all steps before, and ``hybrid_T`` lets lookups miss those of T steps.
 ``async_T`` has the dense model on the servers, too; it is left out beside peers. ``dense_alone`` has no tables: its
 embeddings are drawn. A dense worker sleeps ``--compute-ms`` in each step, which stands for the compute of a device.
+``--hidden`` makes the dense model as large as one likes, for compute of processors.
+
+With several ``--ranks`` the dense workers are more, and with ``--scale-servers`` servers as many. ``of_first`` is then
+the rate over that of the first of these numbers.
 
 The ratio is the speed over ``sync``, and ``of_async`` that over ``async_T``. No hybrid step can be shorter than
 ``bound_s``: the longer of the dense step alone and the bytes of a step over the rate, in the direction that has more.
@@ -49,8 +53,8 @@ SYNC, DENSE_ALONE, HYBRID, ASYNC = "sync", "dense_alone", "hybrid", "async"
 _SERVER_HOST, _WORKER_HOST = 0, 1
 _FRAME_BYTES = 60_000
 _SHARDINGS = ("row_wise", "table_wise")
-_SETTINGS = ("batch", "features", "dim", "ids", "compute_ms", "steps", "rounds")
-_PARAMS = ("delay_ms", "rate_mb", "compute_ms", "batch", "features", "dim", "ids")
+_SETTINGS = ("batch", "features", "dim", "ids", "compute_ms", "hidden", "steps", "rounds")
+_PARAMS = ("delay_ms", "rate_mb", "compute_ms", "hidden", "batch", "features", "dim", "ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--servers", type=whole_number(1), help="parameter servers (default: 1; with --torchrec --ranks)"
     )
+    parser.add_argument("--scale-servers", action="store_true", help="as many parameter servers as dense workers")
+    parser.add_argument(
+        "--hidden", type=whole_number(1), nargs="+", default=[64], metavar="N", help="hidden widths (default: 64)"
+    )
     parser.add_argument("--staleness", type=whole_number(1), nargs="+", default=[4], help="steps (default: 4)")
     for name, text in (
         ("--compute-ms", "that a dense worker sleeps in a step"),
@@ -140,12 +148,22 @@ def measure(options: argparse.Namespace) -> list[Point]:
             for system in systems if turn % 2 == 0 else reversed(systems):
                 found[system.name].append(_run(options, num_workers, system, persia))
         points += _points(options, num_workers, systems, found)
+    compare_with_first(points, num_systems=len(systems))
     return points
+
+
+def compare_with_first(points: Sequence[Point], *, num_systems: int) -> None:
+    """Adds the rate over that of the same system with the first number of workers, whose points come first."""
+    first_rate = {point.system: point.rate for point in points[:num_systems]}
+    for point in points[num_systems:]:
+        point.extra["of_first"] = (point.rate or 0) / (first_rate[point.system] or 1)
 
 
 def _expect_options(options: argparse.Namespace) -> None:
     if options.torchrec and options.persia_python:
         raise BenchmarkError("--torchrec and --persia-python place roles differently: measure one at a time")
+    if options.scale_servers and options.servers is not None:
+        raise BenchmarkError("--scale-servers chooses the number of servers: leave --servers out")
     if options.torchrec:
         if min(options.ranks) < 2:
             raise BenchmarkError("--torchrec shards tables over trainers: --ranks must be 2 or more")
@@ -211,9 +229,14 @@ def _hosts(options: argparse.Namespace, num_workers: int) -> Iterator[Hosts]:
         each = tuple(range(num_workers))
         of_servers, of_trainers = each, each
     else:
-        of_servers, of_trainers = (_SERVER_HOST,) * (options.servers or 1), (_WORKER_HOST,) * num_workers
+        of_servers = (_SERVER_HOST,) * _num_servers(options, num_workers)
+        of_trainers = (_WORKER_HOST,) * num_workers
     with _network(options, num_workers if options.torchrec else 2) as network:
         yield Hosts(network=network, of_servers=of_servers, of_trainers=of_trainers)
+
+
+def _num_servers(options: argparse.Namespace, num_workers: int) -> int:
+    return num_workers if options.torchrec or options.scale_servers else options.servers or 1
 
 
 @contextlib.contextmanager
@@ -244,7 +267,7 @@ def _points(
         """Median over turns of the speed of a system over that of another one."""
         return statistics.median(theirs / ours for theirs, ours in zip(step_s(other), step_s(name), strict=True))
 
-    num_servers = num_workers if options.torchrec else options.servers or 1
+    num_servers = _num_servers(options, num_workers)
     peers = [system.name for system in systems if system.is_peer]
     points = []
     for system in systems:
@@ -289,11 +312,12 @@ def format_points(points: Sequence[Point]) -> str:
                 f"{(point.rate or 0):.0f}",
                 format_ratio(point.ratio, None, None),
                 format_ratio(point.extra.get("of_async"), None, None),
+                format_ratio(point.extra.get("of_first"), None, None),
                 f"{(point.median_s or 0) / bound_s:.2f}" if bound_s else "",
                 *(f"{over[peer]:.2f}" if peer in over else "" for peer in peers),
             )
         )
-    titles = ("workers", "system", "a step", "samples/s", "of sync", "of async", "over its bound")
+    titles = ("workers", "system", "a step", "samples/s", "of sync", "of async", "of first", "over its bound")
     return format_table((*titles, *(f"speed over {peer}" for peer in peers)), rows)
 
 

@@ -6,6 +6,7 @@ Shapes: B samples of a batch, D floats of an embedding.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,11 +37,13 @@ def feature_names(settings: Mapping[str, Any]) -> list[str]:
 
 
 def make_model(settings: Mapping[str, Any]) -> torch.nn.Sequential:
-    """Makes the dense model, with the same weights in each process."""
+    """Makes the dense model, with the same weights in each process. ``hidden`` has the widths of its hidden layers."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(settings["features"] * settings["dim"], 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-    )
+    widths = [settings["features"] * settings["dim"], *settings["hidden"]]
+    layers: list[torch.nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(widths[-1], 1))
 
 
 def loss_of(

@@ -16,8 +16,10 @@ from headway.cli.built_programs import program_path
 from other_processes import wait_until_ended
 
 from benchmarks.harness.errors import BenchmarkError
+from benchmarks.harness.points import Point
 from benchmarks.harness.process_tree import run_process_tree
 from benchmarks.harness.programs import HEADWAY, OPENMPI, Launch, Programs
+from benchmarks.hybrid import compare_with_first
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "benchmarks" / "all_to_all"
@@ -247,12 +249,23 @@ def test_a_run_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -
 
 def test_hybrid_compares_synchronous_and_hybrid_steps(tmp_path: Path) -> None:
     small = ("--batch", "32", "--features", "2", "--dim", "8", "--ids", "1000", "--steps", "4", "--rounds", "1")
-    points = run_benchmark("hybrid", tmp_path, *small, "--staleness", "2", plots=False)
+    points = run_benchmark("hybrid", tmp_path, *small, "--hidden", "16", "8", "--staleness", "2", plots=False)
     assert [(point["system"], point["params"]["workers"]) for point in points] == [
         ("dense_alone", 1), ("sync", 1), ("hybrid_2", 1), ("async_2", 1)
     ]  # fmt: skip
     assert all(point["rate"] > 0 for point in points)
     assert points[2]["ratio"] > 0 and points[2]["bound_s"] > 0 and points[2]["of_async"] > 0
+
+
+def test_rates_of_more_workers_are_compared_with_those_of_the_first_number() -> None:
+    rates = {1: (100.0, 10.0), 2: (150.0, 19.0), 4: (400.0, 32.0)}
+    points = [
+        Point(name="hybrid", params={"workers": workers}, system=system, rate=rate)
+        for workers, of_systems in rates.items()
+        for system, rate in zip(("sync", "hybrid_4"), of_systems, strict=True)
+    ]
+    compare_with_first(points, num_systems=2)
+    assert [point.extra.get("of_first") for point in points] == [None, None, 1.5, 1.9, 4.0, 3.2]
 
 
 def test_hybrid_takes_turns_with_torchrec(tmp_path: Path) -> None:
