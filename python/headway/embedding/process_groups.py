@@ -46,11 +46,21 @@ def resolve_group(process_group: GroupOrLocal) -> dist.ProcessGroup | None:
 
 def gather_scalars(own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns the () tensors of all ranks of a group as an (R,) tensor."""
-    of_ranks_R = own.new_empty(dist.get_world_size(group))
+    return _gathered(own.view(1), group)
+
+
+def gather_vectors(own_N: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the (N,) tensors of all ranks of a group as an (R, N) tensor on the CPU."""
+    of_ranks = _gathered(own_N.cuda() if dist.get_backend(group) == "nccl" else own_N, group)
+    return of_ranks.view(-1, len(own_N)).cpu()
+
+
+def _gathered(own_N: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    of_ranks = own_N.new_empty(dist.get_world_size(group) * len(own_N))
     # PyTorch 2.14 renamed the function, and warns of the former name.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(of_ranks_R, own.view(1), group=group)
-    return of_ranks_R
+    gather(of_ranks, own_N, group=group)
+    return of_ranks
 
 
 def any_rank(group: dist.ProcessGroup | None, flag: bool) -> bool:

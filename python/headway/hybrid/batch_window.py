@@ -31,6 +31,7 @@ class HybridBatch:
         step: its step.
         source: the features, by which activation checkpointing finds the batch again.
         prepared: what is sent for it.
+        in_replicas: its ids of small tables; None: there are no such tables.
         is_sent: its lookup is on its way, or has come.
         gradients: (bags, dim) of each merged table, or None; from the backward pass.
         dense_gradients: (blocks, BLOCK_DIM) of the dense model, or None; with ``async``.
@@ -44,6 +45,7 @@ class HybridBatch:
     step: int
     source: Any
     prepared: Any = None
+    in_replicas: Any = None
     is_sent: bool = False
     gradients: list[Values | None] = field(default_factory=list)
     dense_gradients: Values | None = None

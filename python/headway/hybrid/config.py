@@ -138,6 +138,8 @@ class HybridConfig:
         combine: ``sum`` adds the gradients that the dense workers have for a row in a step, and makes one optimizer
             step of the sum. ``none`` makes one of each worker's gradient, as soon as it comes; with ``hybrid`` alone.
             ``async`` adds none.
+        sync_rows: with ``hybrid``, tables with ``max_rows`` up to this are in step on the dense workers, and not on
+            servers. Only tables without eviction, ``time_to_live``, ``min_count`` and ``hot_count`` are. 0: none.
         job, servers, workers, compression, metrics: sections; ``local`` uses none of them.
         checkpoints: section.
     """
@@ -146,6 +148,7 @@ class HybridConfig:
     staleness: int = 4
     order: Literal["free", "exact"] = "free"
     combine: Literal["sum", "none"] = "sum"
+    sync_rows: int = 0
     job: JobConfig = field(default_factory=JobConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
@@ -185,6 +188,7 @@ class HybridConfig:
             raise ConfigError(f'combine = "none" contradicts mode = "{config.mode}", which {reason}')
         if config.order == "exact" and config.mode == "async":
             raise ConfigError('order = "exact" contradicts mode = "async", which has no order of steps')
+        config._expect_sync_rows()
         if not config.servers.addresses:
             raise ConfigError("servers.addresses is empty")
         for name, value in (("job.timeout_s", config.job.timeout_s), ("job.connect_timeout_s",
@@ -204,6 +208,19 @@ class HybridConfig:
             raise ConfigError(f"metrics.port must leave room for all roles below 65536, not {config.metrics.port}")
         return config
 
+    def _expect_sync_rows(self) -> None:
+        if self.sync_rows < 0:
+            raise ConfigError(f"sync_rows must be from 0, not {self.sync_rows}")
+        if self.sync_rows and self.mode == "async":
+            raise ConfigError(
+                f'sync_rows = {self.sync_rows} contradicts mode = "async", whose dense workers are not in step'
+            )
+        if self.sync_rows and self.mode == "hybrid" and self.workers.addresses:
+            raise ConfigError(
+                f"sync_rows = {self.sync_rows} contradicts workers.addresses: dense workers need the ids of small "
+                "tables, and embedding workers keep ids from them"
+            )
+
     @classmethod
     def of_argument(cls, config: HybridConfig | str | os.PathLike[str]) -> HybridConfig:
         """Returns settings, which may be given as their file."""
@@ -215,6 +232,11 @@ class HybridConfig:
             return None
         first = self.metrics.port + (0 if role == "server" else len(self.servers.addresses))
         return f"{self.metrics.host}:{first + index}"
+
+    @property
+    def most_small_rows(self) -> int:
+        """``max_rows`` up to which tables are in step on the dense workers; 0: none is."""
+        return self.sync_rows if self.mode == "hybrid" else 0
 
     @property
     def most_missing_steps(self) -> int:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from headway._hybrid import EmbeddingClient, EmbeddingWorkers, ServerStatus, TableSettings, query_status
+from headway.config_files import ConfigError
 from headway.embedding.config import FeatureConfig, TableConfig
 from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
@@ -135,6 +136,82 @@ class Layout:
             arguments.append((name, table_id_of(name), None, np.arange(count), np.array([count]), None))
             num_bags[-1] = count
         return arguments, num_bags
+
+
+@dataclass(frozen=True)
+class SplitLayout:
+    """Tables on servers and small tables, which dense workers have.
+
+    Attributes:
+        on_servers: large tables, and blocks of the dense model.
+        small: None: there are none.
+        features: in the order of the caller, without the dense model.
+        of_servers, of_small: indices of their features in ``features``.
+    """
+
+    on_servers: Layout
+    small: Layout | None
+    features: list[FeatureConfig]
+    of_servers: list[int]
+    of_small: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        config: HybridConfig,
+        tables: Iterable[TableConfig],
+        features: Iterable[FeatureConfig],
+        dense: DenseBlocks | None,
+    ) -> SplitLayout:
+        """Merges tables and assigns features.
+
+        Raises:
+            ConfigError: all tables are small.
+            ValueError: a name is used twice, or a feature's table does not exist.
+        """
+        tables, features = list(tables), list(features)
+        Layout.of(tables, features)  # Finds names that are used by a small and by another table.
+        names = {each.name for each in tables if is_small(each, config.most_small_rows)}
+        if names and len(names) == len(tables):
+            raise ConfigError(
+                f"sync_rows = {config.sync_rows} leaves no table for the servers: all have at most as many max_rows. "
+                'Use mode = "local" or a smaller number'
+            )
+        of_servers = [index for index, each in enumerate(features) if each.table not in names]
+        of_small = [index for index, each in enumerate(features) if each.table in names]
+        on_servers = Layout.of(
+            [each for each in tables if each.name not in names], [features[index] for index in of_servers], dense
+        )
+        small = None
+        if names:
+            small = Layout.of([each for each in tables if each.name in names], [features[index] for index in of_small])
+        return cls(on_servers, small, features, of_servers, of_small)
+
+    @property
+    def merged_tables(self) -> list[MergedTable]:
+        """Tables of servers without the dense model, then small ones."""
+        return self.on_servers.own.merged_tables + ([] if self.small is None else self.small.merged_tables)
+
+    @property
+    def of_table(self) -> list[list[int]]:
+        """Indices of the features of each merged table."""
+        large = [[self.of_servers[index] for index in indices] for indices in self.on_servers.own.of_table]
+        small = [] if self.small is None else self.small.of_table
+        return large + [[self.of_small[index] for index in indices] for indices in small]
+
+    def join(self, num_bags: Sequence[int], num_small_bags: Sequence[int]) -> list[int]:
+        """Returns the bags of all features, in the order of the caller."""
+        joined = [0] * len(self.features)
+        for indices, counts in ((self.of_servers, num_bags), (self.of_small, num_small_bags)):
+            for index, count in zip(indices, counts, strict=True):
+                joined[index] = count
+        return joined
+
+
+def is_small(table: TableConfig, most_rows: int) -> bool:
+    """Whether a table stays in step on the dense workers. One that evicts, expires or counts ids is never small."""
+    keeps_rows = table.eviction is None and table.time_to_live == 0 and table.min_count == 1 and table.hot_count == 0
+    return keeps_rows and table.max_rows is not None and table.max_rows <= most_rows
 
 
 class ServerLookups:

@@ -3,23 +3,28 @@
 
 Idea: a server is a rank of the checkpoint. It writes and reads its own file, so rows pass through no other process. One
 dense worker tells the servers what to do, and has the manifest. All roles see the same folder.
+
+Small tables (``Replicas``) are one more rank's: that dense worker writes their file, and each reads it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
-from headway._embedding import ThreadPool
+from headway import _embedding
+from headway._embedding import Table, ThreadPool
 from headway._hybrid import load_tables, save_tables
-from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest
+from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.reading import expect_fitting, sources_of
-from headway.embedding.checkpoint.writing import save_files
+from headway.embedding.checkpoint.writing import save_files, write_file
 from headway.embedding.config import initial_state_of
-from headway.embedding.merging import MergedTable, table_id_of, warn_of_evicted
+from headway.embedding.merging import MergedTable, keep_within_limit, table_id_of, warn_of_evicted
 from headway.hybrid.config import HybridConfig
+from headway.hybrid.replicas import Replicas
 
 
 def save(
@@ -31,6 +36,7 @@ def save(
     step: int,
     end: int,
     replace: bool,
+    replicas: Replicas | None = None,
 ) -> None:
     """Lets all servers write their rows, with the steps below ``step`` applied. One dense worker calls it.
 
@@ -42,6 +48,7 @@ def save(
         step: optimizer steps so far.
         end: step from which no lookup comes.
         replace: allow a checkpoint that has other tables to be replaced.
+        replicas: small tables, which are saved, too.
     Raises:
         CheckpointError: a server could not write, or the folder has other tables. The previous checkpoint stays valid.
     """
@@ -52,7 +59,7 @@ def save(
             generation=generation,
             step=step,
             end=end,
-            paths=[os.fsencode(path) for path in paths],
+            paths=[os.fsencode(path) for path in paths[:num_servers]],
             **_calls(config),
         )
         groups = [
@@ -64,15 +71,24 @@ def save(
             }
             for merged, (dim, state_size, _) in zip(merged_tables, saved[0], strict=True)
         ]
-        return groups, [
+        all_blocks = [
             Block(path.name, offset, num_bytes, crc32, group, pending, num_keys, first_bucket, end_bucket)
-            for path, of_server in zip(paths, saved, strict=True)
+            for path, of_server in zip(paths[:num_servers], saved, strict=True)
             for group, (_, _, blocks) in enumerate(of_server)
             for offset, num_bytes, crc32, pending, num_keys, first_bucket, end_bucket in blocks
         ]
+        if replicas is not None:
+            all_blocks += [
+                replace_fields(block, group=block.group + len(groups))
+                for block in write_file(paths[num_servers], replicas.tables)
+            ]
+            groups += [describe(*each) for each in zip(replicas.merged_tables, replicas.tables, strict=True)]
+        return groups, all_blocks
 
-    files = range(len(config.servers.addresses))
-    save_files(folder.absolute(), merged_tables, write, files=files, step=step, process_group=None, replace=replace)
+    num_servers = len(config.servers.addresses)
+    files = range(num_servers + (replicas is not None))
+    all_tables = [*merged_tables, *([] if replicas is None else replicas.merged_tables)]
+    save_files(folder.absolute(), all_tables, write, files=files, step=step, process_group=None, replace=replace)
 
 
 def load(
@@ -84,12 +100,14 @@ def load(
     step: int,
     strict: bool,
     embeddings_only: bool,
+    replicas: Replicas | None = None,
 ) -> int:
     """Lets all servers replace their rows. One dense worker calls it. Afterwards no generation is there.
 
     Args:
         step: optimizer steps so far.
         strict, embeddings_only: see ``HashTableCollection.load()``. The others are those of ``save()``.
+        replicas: small tables, which ``read_replicas()`` reads.
     Returns:
         the optimizer steps of the tables.
     Raises:
@@ -98,14 +116,16 @@ def load(
     folder = folder.absolute()
     manifest = Manifest.read(folder)
     pool = ThreadPool(1)
-    empty = [merged.build(seed=0, num_ranks=1, thread_pool=pool) for merged in merged_tables]
-    expect_fitting(folder, manifest, merged_tables, empty, strict=strict, embeddings_only=embeddings_only)
+    all_tables = [*merged_tables, *([] if replicas is None else replicas.merged_tables)]
+    empty = [merged.build(seed=0, num_ranks=1, thread_pool=pool) for merged in all_tables]
+    expect_fitting(folder, manifest, all_tables, empty, strict=strict, embeddings_only=embeddings_only)
     saved = {name for group in manifest.groups for name in group["tables"]}
     targets = []
     for merged in merged_tables:
         initial_state = initial_state_of(merged.config.optimizer) if embeddings_only else None
         targets.append(([table_id_of(each.name) for each in merged.tables if each.name in saved], initial_state))
-    keeps_any = any(each.name not in saved for merged in merged_tables for each in merged.tables)
+    keeps_any = any(each.name not in saved for merged in all_tables for each in merged.tables)
+    manifest = _with_tables(manifest, merged_tables)
     loaded_step = max(int(manifest.step), step) if keeps_any else int(manifest.step)
     num_servers = len(config.servers.addresses)
     try:
@@ -122,6 +142,45 @@ def load(
     for merged, *counts in zip(merged_tables, *evicted, strict=True):
         warn_of_evicted([each.name for each in merged.tables], sum(counts))
     return loaded_step
+
+
+def read_replicas(folder: Path, replicas: Replicas, *, embeddings_only: bool) -> list[Table]:
+    """Reads small tables into new ones. Each dense worker calls it. Tables that the checkpoint lacks stay.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or altered, or a table does not fit.
+    """
+    folder = folder.absolute()
+    manifest = Manifest.read(folder)
+    saved = {name for group in manifest.groups for name in group["tables"]}
+    tables = [
+        new if merged.name in saved else present
+        for merged, present, new in zip(replicas.merged_tables, replicas.tables, replicas.build(), strict=True)
+    ]
+    loaded = [each for each in zip(replicas.merged_tables, tables, strict=True) if each[0].name in saved]
+    merged_tables = [merged for merged, _ in loaded]
+    expect_fitting(
+        folder, manifest, merged_tables, [table for _, table in loaded], strict=False, embeddings_only=embeddings_only
+    )
+    targets = [
+        (table, [table_id_of(merged.name)], initial_state_of(merged.config.optimizer) if embeddings_only else None)
+        for merged, table in loaded
+    ]
+    try:
+        sources = sources_of(folder, _with_tables(manifest, merged_tables), 0, 1)
+        _embedding.load_records(sources, targets, rank=0, num_ranks=1)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {folder} cannot be read: {error}") from error
+    for merged, table in loaded:
+        keep_within_limit([merged.name], table)
+    return tables
+
+
+def _with_tables(manifest: Manifest, merged_tables: Sequence[MergedTable]) -> Manifest:
+    """Leaves out blocks that have none of these tables."""
+    names = {each.name for merged in merged_tables for each in merged.tables}
+    groups = {index for index, group in enumerate(manifest.groups) if names.intersection(group["tables"])}
+    return replace_fields(manifest, blocks=[block for block in manifest.blocks if block.group in groups])
 
 
 def _calls(config: HybridConfig) -> dict[str, Any]:

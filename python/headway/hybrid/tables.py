@@ -4,6 +4,8 @@
 Idea: lookups of coming batches are sent before the dense model gets to them, and the updates of past ones arrive
 meanwhile. Servers hold an answer back until the updates of all steps but the last ``staleness`` are in it.
 
+Small tables (``sync_rows``) are not on servers: ``Replicas`` has them, and a step updates them on all dense workers.
+
 The life of a batch: ``begin()`` sends its ids, ``forward()`` waits for its embeddings, the backward pass keeps their
 gradients, and ``optimizer.step()`` sends them. At most ``staleness`` + 1 batches are in that state.
 """
@@ -24,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from headway._embedding import Table
 from headway._hybrid import GenerationOptions, ServerStatus
 from headway.embedding.anchor import Anchor
 from headway.embedding.checkpoint import CheckpointError
@@ -39,7 +42,8 @@ from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.batch_window import BatchWindow, HybridBatch
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.dense_optimizer import DenseOptimizer
-from headway.hybrid.lookups import BatchRef, Layout, ServerLookups, Values, WorkerLookups, blocks_of
+from headway.hybrid.lookups import BatchRef, ServerLookups, SplitLayout, Values, WorkerLookups, blocks_of
+from headway.hybrid.replicas import ReplicaBatch, Replicas
 
 
 class HybridOptimizer(TableOptimizer):
@@ -123,10 +127,12 @@ class HybridTables(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.device = config, torch.device(device)
-        layout = Layout.of(tables, features, blocks_of(config, dense))
-        own = layout.own
-        self.features, self.merged_tables, self._of_table = own.features, own.merged_tables, own.of_table
+        split = SplitLayout.of(config, tables, features, blocks_of(config, dense))
+        layout, own = split.on_servers, split.on_servers.own
+        self._split = split
+        self.features, self.merged_tables, self._of_table = split.features, split.merged_tables, split.of_table
         self._tables_of_servers = layout.merged_tables
+        self._num_on_servers = len(own.merged_tables)
         self.process_group = resolve_group(process_group)
         self._dense: DenseOptimizer | None = None  #: With ``async``.
         if dense is not None and self.is_async:
@@ -140,6 +146,9 @@ class HybridTables(nn.Module):
             if config.workers.addresses
             else ServerLookups(config, layout, seed=seed, num_threads=threads)
         )
+        self._replicas: Replicas | None = None  #: Small tables.
+        if split.small is not None:
+            self._replicas = Replicas(split.small, seed=seed, num_threads=threads, group=self.process_group)
         #: Gradients of the backward passes since the last step that a GradScaler has not seen, by merged table.
         self._unseen: list[list[Values]] = [[] for _ in self.merged_tables]
         self._anchors = [
@@ -154,6 +163,8 @@ class HybridTables(nn.Module):
             num_tables=len(self.merged_tables),
             step=self._begin_generation(),
         )
+        if self._replicas is not None:
+            self._replicas.begin_at(self._window.step)
         self._has_ended = False
         self._has_warned = False  #: A warning of lost gradients was given.
 
@@ -224,7 +235,10 @@ class HybridTables(nn.Module):
         self._begin_if_ended()
         self._window.expect_room()
         prepared, has_samples = self._lookups.prepare(features)
-        return self._window.begin(features, prepared, has_samples=has_samples)
+        in_replicas = None if self._replicas is None else self._replicas.prepare(features)
+        batch = self._window.begin(features, prepared, has_samples=has_samples)
+        batch.in_replicas = in_replicas
+        return batch
 
     def forward(self, features: Features | BatchRef | HybridBatch) -> dict[str, torch.Tensor]:
         """Looks up the embeddings of a batch. With ``eval()`` nothing is inserted or counted, and nothing is held back.
@@ -246,12 +260,15 @@ class HybridTables(nn.Module):
             batch = self._window.batch_of(features)
         elif not self.training:
             self._window.confirm_all()  # So that it sees the updates of this worker.
-            return self._by_feature(*self._take_dense_rows(*self._lookups.read(features)))
+            found = self._take_dense_rows(*self._lookups.read(features))
+            in_replicas = None if self._replicas is None else self._replicas.prepare(features)
+            return self._by_feature(*self._with_replicas(*found, in_replicas))
         else:
             self._window.wait_for_room()
             batch = self.begin(features)
         self._window.wait_until_sent(batch)
-        batch.num_bags, values = self._take_dense_rows(*self._lookups.wait(batch.step, self.rank))
+        found = self._take_dense_rows(*self._lookups.wait(batch.step, self.rank))
+        batch.num_bags, values = self._with_replicas(*found, batch.in_replicas)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
         if not torch.is_grad_enabled():
@@ -267,6 +284,15 @@ class HybridTables(nn.Module):
         if num_bags[-1] > 0 and not is_recomputation():
             self._dense.take_rows(of_tables[-1])
         return num_bags[:-1], of_tables[:-1]
+
+    def _with_replicas(
+        self, num_bags: list[int], of_tables: list[Values], batch: ReplicaBatch | None
+    ) -> tuple[list[int], list[Values]]:
+        """Adds bags and embeddings of small tables to those of servers."""
+        if self._replicas is None or batch is None:
+            return num_bags, of_tables
+        of_replicas = self._replicas.read(batch, evaluates=not self.training)
+        return self._split.join(num_bags, batch.num_bags), [*of_tables, *of_replicas]
 
     def _by_feature(self, num_bags: Sequence[int], of_tables: Sequence[Values]) -> dict[str, torch.Tensor]:
         outputs: dict[str, torch.Tensor] = {}
@@ -337,13 +363,29 @@ class HybridTables(nn.Module):
             if values is not None and divisors[index] != 1:
                 values = values / np.float32(divisors[index])
             arguments.append((rates[index] * factor, values))
+        on_servers, in_replicas = arguments[: self._num_on_servers], arguments[self._num_on_servers :]
         if self._dense is not None:
-            arguments.append((self._dense.learning_rate, batch.dense_gradients))
+            on_servers.append((self._dense.learning_rate, batch.dense_gradients))
         while self._window.ahead[0] is not batch:
             self.skip()
-        self._lookups.return_gradients(batch.step, self.rank, arguments)
+        self._lookups.return_gradients(batch.step, self.rank, on_servers)
         self._window.end_oldest()
         self._forget_anchors()
+        self._end_step_of_replicas(batch, in_replicas)
+
+    def _end_step_of_replicas(self, batch: HybridBatch, arguments: Sequence[tuple[float, Values | None]] = ()) -> None:
+        """Updates small tables on all dense workers. Without arguments this worker's batch makes no step."""
+        if self._replicas is None:
+            return
+        is_finite = self._replicas.end_step(
+            batch.step,
+            batch.in_replicas if arguments else None,
+            [values for _, values in arguments],
+            [rate for rate, _ in arguments],
+            is_strict=self.config.servers.strict,
+        )
+        if not is_finite:
+            batch.loss = "not_finite"
 
     def keep_dense_gradients(self, values: Values) -> None:
         """Keeps gradients of the dense model, (blocks, BLOCK_DIM), for ``optimizer.step()``.
@@ -400,8 +442,10 @@ class HybridTables(nn.Module):
         self._drop_oldest("overflow")
 
     def _drop_oldest(self, cause: str) -> None:
+        batch = self._window.ahead[0]
         self._window.drop_oldest(cause)
         self._forget_anchors()
+        self._end_step_of_replicas(batch)
 
     def pass_over(self, batch: HybridBatch) -> None:
         """Ends a batch without a step if it has made none; older ones, too. Warns once if gradients are lost."""
@@ -416,10 +460,14 @@ class HybridTables(nn.Module):
             self.skip()
 
     def forget_ahead(self) -> None:
-        """Ends all batches that have begun without a step, as far as servers can be reached. It does not wait."""
+        """Ends all batches that have begun without a step, as far as servers can be reached. It does not wait.
+
+        So other dense workers do not learn of it, and small tables are not updated in these steps.
+        """
         with contextlib.suppress(RuntimeError):
             while self._window.ahead:
-                self.skip()
+                self._window.drop_oldest("skipped")
+                self._forget_anchors()
 
     def drain(self) -> None:
         """Like ``finish()``. Afterwards ``eval()`` reads the updates of all dense workers; with ``async`` its own."""
@@ -491,6 +539,7 @@ class HybridTables(nn.Module):
                 step=self.step,
                 end=end,
                 replace=replace,
+                replicas=self._replicas,
             )
         )[1]
         self._has_ended = True
@@ -517,8 +566,13 @@ class HybridTables(nn.Module):
             RuntimeError: a server is lost.
         """
         self._begin_if_ended()
+        new_replicas: list[Table] = []
         with self._together("load()") as ask:
             self.finish()
+            if self._replicas is not None:
+                new_replicas = server_checkpoints.read_replicas(
+                    Path(folder), self._replicas, embeddings_only=embeddings_only
+                )
         step, error = ask(
             lambda: server_checkpoints.load(
                 Path(folder),
@@ -528,10 +582,13 @@ class HybridTables(nn.Module):
                 step=self.step,
                 strict=strict,
                 embeddings_only=embeddings_only,
+                replicas=self._replicas,
             )
         )
         if error is not None:
             raise CheckpointError(error)
+        if self._replicas is not None:
+            self._replicas.replace(new_replicas, step=step)
         self._window.restart(step)
         if self.is_async:
             self._begin_generation()
@@ -575,6 +632,13 @@ class HybridTables(nn.Module):
     def status(self) -> list[ServerStatus]:
         """Returns counters of each server."""
         return self._lookups.status()
+
+    def small_rows(self) -> dict[str, int]:
+        """Returns the rows of each small table (``sync_rows``). Servers do not know them."""
+        if self._replicas is None:
+            return {}
+        named = zip(self._replicas.merged_tables, self._replicas.tables, strict=True)
+        return {merged.name: table.size()["rows"] for merged, table in named}
 
     def counts(self) -> BatchCounts:
         """Returns what became of the batches of this dense worker."""

@@ -567,15 +567,15 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 
 def test_one_save_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables, other = make(), make()
-    plain = writing._write_file
+    plain = writing.write_file
 
     def write(*arguments: Any) -> Any:
-        monkeypatch.setattr(writing, "_write_file", plain)
+        monkeypatch.setattr(writing, "write_file", plain)
         with pytest.raises(CheckpointError, match="another save into it is under way"):
             other.save(tmp_path)
         return plain(*arguments)
 
-    monkeypatch.setattr(writing, "_write_file", write)
+    monkeypatch.setattr(writing, "write_file", write)
     tables.save(tmp_path)
     make().load(tmp_path)
 

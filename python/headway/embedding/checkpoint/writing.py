@@ -57,7 +57,7 @@ def save(
 
     def write(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Block]]:
         with _expect_unchanged(merged_tables, tables):
-            blocks = _write_file(paths[0], tables)
+            blocks = write_file(paths[0], tables)
         return [describe(merged, table) for merged, table in zip(merged_tables, tables, strict=True)], blocks
 
     save_files(
@@ -204,8 +204,8 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
                 path.unlink()
 
 
-def _write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
-    """Writes this rank's file. A block is written while the next one is exported.
+def write_file(path: Path, tables: Sequence[Table]) -> list[Block]:
+    """Writes the file of one rank. A block is written while the next one is exported.
 
     Each table has the blocks of its rows, then those of its pending keys, which have no row yet.
     """
