@@ -16,9 +16,9 @@ from dlrm_examples.support.data.log import Log
 
 _MODULE = "dlrm_examples.streaming_ctr"
 _OF_DYNAMIC = ("ranks", "restart_at", "restart_ranks", "max_rows", "eviction", "min_count", "hot_count", "mode",
-               "staleness", "servers", "exact_order", "compress", "combine")  # fmt: skip
+               "staleness", "servers", "exact_order", "compress", "combine", "sync_rows")  # fmt: skip
 """Options that only dynamic tables have."""
-_OF_SERVERS = ("staleness", "servers", "exact_order", "compress", "combine")
+_OF_SERVERS = ("staleness", "servers", "exact_order", "compress", "combine", "sync_rows")
 """Options of modes with parameter servers."""
 
 
@@ -46,6 +46,8 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
     of_servers = [name for name in _OF_SERVERS if getattr(options, name) is not None]
     _expect(modes != ["local"] or not of_servers, f"{_spelled(of_servers)} needs --mode sync, hybrid or async")
     _expect(modes == ["hybrid"] or "none" not in (options.combine or ()), "--combine none needs --mode hybrid alone")
+    _expect("hybrid" in modes or options.sync_rows is None, "--sync-rows needs --mode hybrid")
+    _expect(options.max_rows is None or options.sync_rows is None, "--sync-rows contradicts --max-rows")
     _expect("async" not in modes or not options.exact_order, "--exact-order contradicts --mode async")
     _expect(modes == ["local"] or options.restart_at is None, "--restart-at needs --mode local")
     if started_ranks is not None:
@@ -57,11 +59,22 @@ def systems_of(options: argparse.Namespace, log: Log, *, started_ranks: int | No
         if kind == "static":
             systems.append(System(kind="static"))
         else:
+            sizes = {table: len(ids) for table, ids in log.table_ids().items()} if options.sync_rows else None
             systems += [
-                _dynamic_system(options, mode, given, started_ranks, compresses=word == "on", combine=combine)
+                _dynamic_system(
+                    options,
+                    mode,
+                    given,
+                    started_ranks,
+                    compresses=word == "on",
+                    combine=combine,
+                    sync_rows=sync_rows,
+                    table_sizes=sizes if sync_rows else None,
+                )
                 for mode in modes
                 for word in dict.fromkeys(options.compress or ["off"])
                 for combine in dict.fromkeys(options.combine or ["sum"])
+                for sync_rows in dict.fromkeys((options.sync_rows or [0]) if mode == "hybrid" else [0])
             ]
     return systems
 
@@ -74,6 +87,8 @@ def _dynamic_system(
     *,
     compresses: bool,
     combine: str,
+    sync_rows: int,
+    table_sizes: dict[str, int] | None,
 ) -> System:
     servers = None
     if mode != "local":
@@ -84,12 +99,13 @@ def _dynamic_system(
             is_exact=bool(options.exact_order),
             compresses=compresses,
             combine="sum" if combine == "sum" else "none",
+            sync_rows=sync_rows,
         )
     chosen = {name: getattr(options, name) for name in given}
     limits = {name: chosen[name] for name in ("max_rows", "eviction", "min_count", "hot_count") if name in chosen}
     return System(
         kind="dynamic",
-        limits=TableLimits(**limits),
+        limits=TableLimits(table_sizes=table_sizes, **limits),
         num_ranks=started_ranks or chosen.get("ranks", 1),
         restart=Restart(at=options.restart_at, num_ranks=options.restart_ranks) if "restart_at" in chosen else None,
         servers=servers,
@@ -201,6 +217,13 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
         choices=("sum", "none"),
         help="add the gradients of all ranks for a row before its update, or update it by each; each choice is trained "
         "(default: sum)",
+    )
+    group.add_argument(
+        "--sync-rows",
+        nargs="+",
+        type=at_least(0),
+        metavar="N",
+        help="with --mode hybrid, tables of up to N ids are in step on the ranks; each N is trained (default: 0, none)",
     )
     group.add_argument(
         "--restart-at",

@@ -42,6 +42,7 @@ class Servers:
         is_exact: every lookup misses the updates of the last ``staleness`` steps, and no others.
         compresses: messages with ids, and with embeddings and gradients, are compressed.
         combine: ``sum`` adds the gradients of all ranks before an update; ``none`` updates by each.
+        sync_rows: with ``hybrid``, tables of up to so many ids in the log are in step on the ranks; 0: none.
     """
 
     mode: Literal["sync", "hybrid", "async"]
@@ -50,6 +51,7 @@ class Servers:
     is_exact: bool = False
     compresses: bool = False
     combine: Literal["sum", "none"] = "sum"
+    sync_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ class System:
                 parts.append(f"staleness {self.servers.staleness}{', exact order' if self.servers.is_exact else ''}")
             if self.servers.combine == "none":
                 parts.append("gradients not added")
+            if self.servers.sync_rows > 0:
+                parts.append(f"tables up to {self.servers.sync_rows} rows in step")
             parts.append(f"{self.servers.count} servers{', compressed' if self.servers.compresses else ''}")
         if self.restart is not None:
             parts.append(f"{self.num_ranks} then {self.restart.num_ranks} ranks")

@@ -8,12 +8,13 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from headway.cli.built_programs import program_path
-from headway.embedding import LOCAL
+from headway.embedding import LOCAL, TableConfig
 from headway.hybrid import DenseOptimizer, HybridBatch, HybridConfig, HybridTables, ServerStatus
 
 from dlrm_examples.streaming_ctr.dynamic_tables import feature_configs, table_configs
@@ -44,15 +45,15 @@ class ServedTables:
         Args:
             features: features that calls will look up.
             settings: settings of all tables.
-            servers: mode and staleness.
+            servers: mode, staleness and tables in step.
             addresses: of the servers.
-            limits: limits of the tables.
+            limits: limits of the tables, with ``table_sizes`` if some are in step.
             group: dense workers.
             dense: optimizer of the dense model, with mode ``async``.
         """
         values: dict[str, Any] = {"mode": servers.mode, "servers": {"addresses": list(addresses)}}
         if servers.mode == "hybrid":
-            values |= {"staleness": servers.staleness, "combine": servers.combine}
+            values |= {"staleness": servers.staleness, "combine": servers.combine, "sync_rows": servers.sync_rows}
         elif servers.mode == "async":
             values["staleness"] = servers.staleness
         if servers.is_exact:
@@ -62,7 +63,7 @@ class ServedTables:
         self._group = group
         self._tables = HybridTables(
             HybridConfig.of(values),
-            tables=table_configs(features, settings, limits),
+            tables=[_limited(each, limits, servers.sync_rows) for each in table_configs(features, settings, limits)],
             features=feature_configs(features),
             dense=dense,
             process_group=LOCAL if group is None else group,
@@ -95,7 +96,14 @@ class ServedTables:
     def use(self) -> TableUse:
         """See ``Tables``."""
         states = self._tables.status()
-        return sum((_use_of(each) for each in states), TableUse())
+        of_ranks = TableUse(rows=sum(self._tables.small_rows().values()))
+        return sum((_use_of(each) for each in states), of_ranks)
+
+
+def _limited(table: TableConfig, limits: TableLimits, sync_rows: int) -> TableConfig:
+    """Gives a table of up to ``sync_rows`` ids that limit, so that it is in step."""
+    is_small = sync_rows > 0 and limits.table_sizes is not None and limits.table_sizes[table.name] <= sync_rows
+    return replace(table, max_rows=sync_rows) if is_small else table
 
 
 def _use_of(status: ServerStatus) -> TableUse:

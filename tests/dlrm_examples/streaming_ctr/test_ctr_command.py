@@ -247,6 +247,8 @@ def test_options_of_servers_need_a_mode_with_servers(log: Log) -> None:
         (["--mode", "hybrid", "async", "--combine", "none"], "--combine none needs --mode hybrid alone"),
         (["--mode", "async", "--exact-order"], "--exact-order contradicts --mode async"),
         (["--compress", "on"], "--compress needs --mode sync, hybrid or async"),
+        (["--mode", "sync", "--sync-rows", "20"], "--sync-rows needs --mode hybrid"),
+        (["--mode", "hybrid", "--sync-rows", "20", "--max-rows", "30"], "--sync-rows contradicts --max-rows"),
     ):
         with pytest.raises(ValueError, match=message):
             names_of(log, *arguments)
@@ -254,4 +256,9 @@ def test_options_of_servers_need_a_mode_with_servers(log: Log) -> None:
     assert names_of(log, "--mode", "hybrid", "--compress", "off", "on") == [
         "hybrid, staleness 4, 2 servers",
         "hybrid, staleness 4, 2 servers, compressed",
+    ]
+    assert names_of(log, "--mode", "sync", "hybrid", "--sync-rows", "0", "20") == [
+        "sync, 2 servers",
+        "hybrid, staleness 4, 2 servers",
+        "hybrid, staleness 4, tables up to 20 rows in step, 2 servers",
     ]
