@@ -73,6 +73,49 @@ Floats new_array(std::size_t rows, std::size_t columns) {
   return Floats({static_cast<py::ssize_t>(rows), static_cast<py::ssize_t>(columns)});
 }
 
+/// A copy as a matrix of `columns`.
+Floats matrix_of(std::span<float const> values, std::size_t columns) {
+  auto made = new_array(columns == 0 ? 0 : values.size() / columns, columns);
+  std::ranges::copy(values, made.mutable_data());
+  return made;
+}
+
+/// A copy, whose elements may be of another type.
+template <class To, class From>
+py::array_t<To, py::array::c_style> array_of(std::vector<From> const& values) {
+  py::array_t<To, py::array::c_style> made(static_cast<py::ssize_t>(values.size()));
+  std::ranges::copy(values, made.mutable_data());
+  return made;
+}
+
+/// Indices, marks of stored rows, counts and steps, (N,), embeddings (N, dim), and states (N, S). See IndexedRows.
+using RowsTuple = std::tuple<Ids, Ids, Ids, Ids, Floats, Floats>;
+
+RowsTuple tuple_of(IndexedRows const& rows) {
+  auto const count = rows.indices.size();
+  auto const columns = [&](std::vector<float> const& values) { return count == 0 ? 0 : values.size() / count; };
+  return {array_of<std::int64_t>(rows.indices),
+          array_of<std::int64_t>(rows.are_stored),
+          array_of<std::int64_t>(rows.counts),
+          array_of<std::int64_t>(rows.steps),
+          matrix_of(rows.embeddings, columns(rows.embeddings)),
+          matrix_of(rows.states, columns(rows.states))};
+}
+
+IndexedRows rows_of(RowsTuple const& tuple) {
+  auto const& [indices, are_stored, counts, steps, embeddings, states] = tuple;
+  auto const numbers = [](Ids const& values) {
+    std::vector<std::uint32_t> made;
+    for (auto const value : span_of(values)) made.push_back(static_cast<std::uint32_t>(value));
+    return made;
+  };
+  auto const floats = [](Floats const& values) {
+    auto const all = span_of(values);
+    return std::vector<float>(all.begin(), all.end());
+  };
+  return {numbers(indices), numbers(are_stored), numbers(counts), numbers(steps), floats(embeddings), floats(states)};
+}
+
 /// Options of links to the servers of a job. @throws base::UsageError if the secret is missing
 comm::GroupOptions link_options(std::string const& job, double connect_timeout_s) {
   auto options = request_link_options({});
@@ -229,6 +272,23 @@ std::vector<std::vector<std::uint64_t>> load_tables(std::vector<std::string> con
   std::vector<std::vector<std::uint64_t>> evicted;
   for (auto const& answer : answers) evicted.push_back(decode_evicted(answer));
   return evicted;
+}
+
+/// Gives servers rows of small tables. @param rows (servers) merged table, and rows with the indices of the server
+void store_rows(std::vector<std::string> const& addresses, std::string const& job, std::uint64_t generation,
+                std::vector<std::vector<std::pair<std::size_t, RowsTuple>>> const& rows, double connect_timeout_s,
+                double timeout_s) {
+  base::expects(rows.size() == addresses.size(), "store_rows: rows for each server");
+  std::vector<std::vector<RowsToStore>> of_servers;
+  for (auto const& each : rows) {
+    auto& of_server = of_servers.emplace_back();
+    for (auto const& [merged, tuple] : each) of_server.push_back({.merged = merged, .rows = rows_of(tuple)});
+  }
+  py::gil_scoped_release const without_gil;
+  ServerCalls servers(addresses, job, connect_timeout_s, timeout_s);
+  static_cast<void>(servers.call(
+      [&](std::size_t i, ServerClient& client) { return client.start_store_rows(generation, of_servers[i]); },
+      "rows of small tables were not stored"));
 }
 
 WorkerStatus query_worker_status(std::string const& address, std::string const& job, double timeout_s) {
@@ -422,15 +482,19 @@ class PythonWorkers {
  public:
   /// Worker, number of the loader, number of the batch.
   using Reference = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
-  /// (features) bags, and (bags, dim) of each merged table.
-  using Found = std::pair<std::vector<std::uint64_t>, std::vector<Floats>>;
+  /// Row indices (K,), lengths (B,), weights (K,) or None.
+  using SmallTuple = std::tuple<Ids, Ids, std::optional<Floats>>;
+  /// (features) bags, (bags, dim) of each merged table, features and rows of small tables.
+  using Found =
+      std::tuple<std::vector<std::uint64_t>, std::vector<Floats>, std::vector<SmallTuple>, std::vector<RowsTuple>>;
 
   PythonWorkers(std::vector<std::string> const& addresses, std::string const& job,
                 std::vector<embedding::TableSettings> const& settings,
                 std::vector<std::vector<std::uint32_t>> const& table_ids,
                 std::vector<std::vector<std::string>> const& table_names, std::vector<bool> const& reads_zeros,
                 std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const& features,
-                double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values) {
+                double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values,
+                std::vector<std::size_t> const& small) {
     auto const tables = merged_tables_of(settings, table_ids, table_names, reads_zeros);
     for (auto const& table : tables) dims_.push_back(table.options.dim);
     std::vector<FeatureSetting> of_features;
@@ -444,7 +508,7 @@ class PythonWorkers {
       auto const name = "embedding worker " + std::to_string(workers_.size()) + " at " + address;
       workers_.push_back(
           std::make_unique<WorkerClient>(name, comm::dial(address, options), milliseconds_of(timeout_s)));
-      workers_.back()->set_up(tables, of_features, {.ids = compress_ids, .values = compress_values});
+      workers_.back()->set_up(tables, of_features, {.ids = compress_ids, .values = compress_values}, small);
     }
     waited_.resize(workers_.size());
   }
@@ -576,13 +640,19 @@ class PythonWorkers {
   [[nodiscard]] Found arrays_of(Embeddings const& embeddings) const {
     base::expects(embeddings.num_bags.size() == num_features_ && embeddings.values.size() == dims_.size(),
                   "an embedding worker sent other features");
-    Found found{embeddings.num_bags, {}};
+    std::vector<Floats> of_tables;
     for (std::size_t merged = 0; merged < dims_.size(); ++merged) {
-      auto const& values = embeddings.values[merged];
-      found.second.push_back(new_array(values.size() / dims_[merged], dims_[merged]));
-      std::ranges::copy(values, found.second.back().mutable_data());
+      of_tables.push_back(matrix_of(embeddings.values[merged], dims_[merged]));
     }
-    return found;
+    std::vector<SmallTuple> features;
+    for (auto const& [indices, lengths, weights] : embeddings.small_features) {
+      std::optional<Floats> given;
+      if (!weights.empty()) given = array_of<float>(weights);
+      features.emplace_back(array_of<std::int64_t>(indices), array_of<std::int64_t>(lengths), std::move(given));
+    }
+    std::vector<RowsTuple> rows;
+    for (auto const& each : embeddings.small_rows) rows.push_back(tuple_of(each));
+    return {embeddings.num_bags, std::move(of_tables), std::move(features), std::move(rows)};
   }
 
   std::vector<std::size_t> dims_;
@@ -688,6 +758,8 @@ PYBIND11_MODULE(_hybrid, module) {
              py::arg("timeout_s"));
   module.def("save_tables", &save_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
              py::arg("step"), py::arg("end"), py::arg("paths"), py::arg("connect_timeout_s"), py::arg("timeout_s"));
+  module.def("store_rows", &store_rows, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
+             py::arg("rows"), py::arg("connect_timeout_s"), py::arg("timeout_s"));
   module.def("load_tables", &load_tables, py::arg("addresses"), py::kw_only(), py::arg("job"), py::arg("generation"),
              py::arg("step"), py::arg("sources"), py::arg("tables"), py::arg("connect_timeout_s"),
              py::arg("timeout_s"));
@@ -696,10 +768,10 @@ PYBIND11_MODULE(_hybrid, module) {
                     std::vector<std::vector<std::uint32_t>> const&, std::vector<std::vector<std::string>> const&,
                     std::vector<bool> const&,
                     std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const&, double,
-                    double, bool, bool>(),
+                    double, bool, bool, std::vector<std::size_t> const&>(),
            py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
            py::arg("table_names"), py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"),
-           py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"))
+           py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"), py::arg("small"))
       .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::arg("options"),
            py::kw_only(), py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))

@@ -148,6 +148,27 @@ def load_tables(
     timeout_s: float,
 ) -> list[list[int]]: ...
 
+#: Row indices, marks of rows that servers have stored, counts and steps, (N,); embeddings (N, dim), states (N, S).
+IndexedRows = tuple[
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.float32],
+]
+
+# Gives each server rows of small tables: merged table, and rows with the indices of the server.
+def store_rows(
+    addresses: Sequence[str],
+    *,
+    job: str,
+    generation: int,
+    rows: Sequence[Sequence[tuple[int, IndexedRows]]],
+    connect_timeout_s: float,
+    timeout_s: float,
+) -> None: ...
+
 class EmbeddingClient:
     def __init__(
         self,
@@ -180,8 +201,10 @@ class EmbeddingClient:
 
 #: Embedding worker, number of the loader, number of the batch.
 Reference = tuple[int, int, int]
-#: Bags of each feature, and (bags, dim) of each merged table.
-Found = tuple[list[int], list[npt.NDArray[np.float32]]]
+#: Row indices (K,) of a feature of a small table, lengths (B,), weights (K,) or None.
+SmallFeature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]
+#: Bags of each feature, (bags, dim) of each merged table, features and rows of small tables (none: an empty batch).
+Found = tuple[list[int], list[npt.NDArray[np.float32]], list[SmallFeature], list[IndexedRows]]
 
 class EmbeddingWorkers:
     def __init__(
@@ -198,6 +221,7 @@ class EmbeddingWorkers:
         connect_timeout_s: float,
         compress_ids: bool,
         compress_values: bool,
+        small: Sequence[int],  # merged tables that get row indices
     ) -> None: ...
     def begin_generation(self, generation: int, options: GenerationOptions, *, token: int) -> None: ...
     def submit(self, reference: Reference, features: Sequence[Feature]) -> None: ...

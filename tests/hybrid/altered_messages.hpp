@@ -150,7 +150,18 @@ class ListChanges {
     KeyList const keys{.ids = ids, .tables = tables, .counts = counts};
     std::vector<float> const gradients(ids.size() * kTrialDim, 0.5F);
     PartValues const part{.rate = 0.1, .gradients = gradients};
-    switch (below(10)) {
+    RowQuery const query{.merged = 0, .ids = ids};
+    auto const count = ids.size();
+    RowsToStore const stored{.rows = {.indices = std::vector<std::uint32_t>(count),
+                                      .are_stored = std::vector<std::uint32_t>(count, 1),
+                                      .counts = std::vector<std::uint32_t>(count, 2),
+                                      .steps = std::vector<std::uint32_t>(count, 3),
+                                      .embeddings = gradients}};
+    switch (below(12)) {
+      case 10:
+        return request(ServerRequest::kRows, encode_row_queries({&query, 1}));
+      case 11:
+        return request(ServerRequest::kStoreRows, encode_rows_to_store({&stored, 1}));
       case 0:
         return request(ServerRequest::kVoid, encode_void(batch(), LossCause::kSkipped));
       case 1:
@@ -178,7 +189,9 @@ class ListChanges {
   TrialRequest of_worker(std::size_t index) {
     FeatureSetting const feature{.name = "f", .table = kTable, .pooling = embedding::Pooling::kSum};
     auto const tables = one_table(kTrialDim);
-    if (index == 0) return request(WorkerRequest::kSetUp, encode_set_up(tables, {&feature, 1}));
+    std::size_t const small = 0;
+    std::span<std::size_t const> const all_small(&small, below(2));  // Small tables, or none.
+    if (index == 0) return request(WorkerRequest::kSetUp, encode_set_up(tables, {&feature, 1}, {}, all_small));
     if (index == 1) return request(WorkerRequest::kBeginGeneration, encode_generation(rules(), 5));
     BatchName const name{.loader = 1, .number = below(4)};
     std::vector<std::int64_t> const ids{kFirstId, kFirstId + 1, kFirstId}, lengths{2, 0, 1};
@@ -280,6 +293,9 @@ inline void decode_as_everything(std::span<std::byte const> body) {
   decode([&] { static_cast<void>(decode_saved(body)); });
   decode([&] { static_cast<void>(decode_load(body)); });
   decode([&] { static_cast<void>(decode_evicted(body)); });
+  decode([&] { static_cast<void>(decode_row_queries(body, 1)); });
+  decode([&] { static_cast<void>(decode_indexed_rows(body)); });
+  decode([&] { static_cast<void>(decode_rows_to_store(body, 1)); });
 }
 
 }  // namespace headway::hybrid

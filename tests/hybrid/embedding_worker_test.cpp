@@ -14,9 +14,12 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headway::hybrid {
@@ -25,12 +28,13 @@ namespace {
 /// A worker with servers, and a link to it.
 class EmbeddingWorkerTest : public testing::Test {
  protected:
-  void begin(std::size_t num_servers, StepLedger::Options const& options, std::size_t max_buffer_bytes = 1 << 20) {
+  void begin(std::size_t num_servers, StepLedger::Options const& options, std::size_t max_buffer_bytes = 1 << 20,
+             std::vector<std::size_t> const& small = {}) {
     servers_ = std::make_unique<Servers>(num_servers);
     worker_ = std::make_unique<EmbeddingWorker>(EmbeddingWorkerOptions{
         .connect = [this] { return ends_of(*servers_); }, .timeout = kLong, .max_buffer_bytes = max_buffer_bytes});
     requester_ = connect();
-    ask(WorkerRequest::kSetUp, encode_set_up(two_tables(), settings()));
+    ask(WorkerRequest::kSetUp, encode_set_up(two_tables(), settings(), {}, small));
     ask(WorkerRequest::kBeginGeneration, encode_generation(options, 5));
   }
   [[nodiscard]] std::unique_ptr<Requester> connect() {
@@ -58,6 +62,15 @@ class EmbeddingWorkerTest : public testing::Test {
   }
   Body ask(WorkerRequest kind, Body body) {
     return requester_->ask({.kind = static_cast<std::uint32_t>(kind), .generation = 1, .body = std::move(body)}, kLong);
+  }
+  /// Rows of the first merged table.
+  [[nodiscard]] static std::uint64_t rows_of_large() {
+    std::set<std::pair<std::uint32_t, std::int64_t>> keys;
+    RandomBatch const batch(3);
+    for (std::size_t feature = 0; feature < 2; ++feature) {
+      for (auto const id : batch.ids[feature]) keys.emplace(batch.features[feature].table, id);
+    }
+    return keys.size();
   }
   Body take(Requester::CallPtr const& call) { return requester_->wait(*call, kLong).value().body; }
 
@@ -108,8 +121,94 @@ TEST_F(EmbeddingWorkerTest, ADenseWorkerLearnsWhatATableLearns) {
   EXPECT_EQ(counts.buffered_bytes, 0U);
 }
 
-TEST_F(EmbeddingWorkerTest, NoIdReachesADenseWorker) {
-  begin(1, {.num_workers = 1});
+TEST_F(EmbeddingWorkerTest, SmallTablesTravelAsRowIndices) {
+  begin(2, {.num_workers = 1, .staleness = 2}, 1 << 20, {1});
+  RandomBatch const batch(3);
+  auto const& ids = batch.ids[2];  // Feature "c".
+  for (std::uint64_t step = 0; step < 5; ++step) ask(WorkerRequest::kSubmit, submission({9, step}, batch));
+  auto const fetch = [&](std::uint64_t step) {
+    return decode_embeddings(ask(WorkerRequest::kFetch, encode_fetch({9, step}, {step, 0})));
+  };
+  auto const first = fetch(0);
+  ASSERT_EQ(first.small_features.size(), 1U);
+  ASSERT_EQ(first.small_rows.size(), 1U);
+  EXPECT_TRUE(first.values[1].empty()) << "no embeddings of small tables";
+  auto const& indices = first.small_features[0].indices;
+  EXPECT_EQ(first.small_features[0].lengths, batch.lengths[2]);
+  ASSERT_EQ(indices.size(), ids.size());
+  std::map<std::int64_t, std::uint32_t> index_of;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(index_of.try_emplace(ids[i], indices[i]).first->second, indices[i]) << "an id has one index";
+  }
+  std::set<std::uint32_t> different;
+  for (auto const& [id, index] : index_of) different.insert(index);
+  EXPECT_EQ(different.size(), index_of.size()) << "an index has one id";
+  auto const& rows = first.small_rows[0];
+  EXPECT_EQ(std::set<std::uint32_t>(rows.indices.begin(), rows.indices.end()), different);
+  embedding::ShardedTable reference(two_tables(), embedding::make_local_exchanger());
+  auto expected = reference.begin(batch.features, {.mode = embedding::LookupMode::kRead});
+  reference.finish(*expected);
+  std::vector<float> initial(ids.size() * 2);
+  reference.expand(*expected, 1, initial);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    auto const row = std::ranges::find(rows.indices, indices[i]) - rows.indices.begin();
+    EXPECT_EQ(rows.embeddings[2 * row], initial[2 * i]);
+    EXPECT_EQ(rows.embeddings[2 * row + 1], initial[2 * i + 1]);
+    EXPECT_EQ(rows.are_stored[row], 0U);
+  }
+  EXPECT_EQ(fetch(1).small_rows[0].indices, rows.indices) << "the first answer may have been dropped unread";
+  std::vector<float> const gradients = gradients_of(first.values[0]);
+  std::vector<PartValues> const part{{.rate = 0.1, .gradients = gradients}, {}};
+  ask(WorkerRequest::kDrop, encode_void({0, 0}, LossCause::kSkipped));
+  EXPECT_EQ(fetch(2).small_rows[0].indices, rows.indices);
+  ask(WorkerRequest::kGradients, encode_part({1, 0}, part));
+  auto const later = fetch(3);
+  EXPECT_TRUE(later.small_rows[0].indices.empty()) << "gradients tell that the rows are known";
+  EXPECT_EQ(later.small_features[0].indices, indices);
+  EXPECT_EQ((*servers_)[0].status().rows + (*servers_)[1].status().rows, rows_of_large()) << "servers make no rows";
+  // A dense worker gives the rows back before a checkpoint.
+  auto ends = ends_of(*servers_);
+  for (std::uint32_t server = 0; server < 2; ++server) {
+    RowsToStore stored{.merged = 1};
+    for (std::size_t row = 0; row < rows.indices.size(); ++row) {
+      if (rows.indices[row] % 2 != server) continue;
+      stored.rows.indices.push_back(rows.indices[row] / 2);
+      stored.rows.are_stored.push_back(1);
+      stored.rows.counts.push_back(7);
+      stored.rows.steps.push_back(3);
+      for (int column = 0; column < 2; ++column) {
+        stored.rows.embeddings.push_back(static_cast<float>(rows.indices[row]));
+        stored.rows.states.push_back(0.25F);
+      }
+    }
+    auto& client = *ends[server].client;
+    client.finish(*client.start_store_rows(1, {&stored, 1}));
+    stored.rows.indices.assign(1, 1000);
+    stored.rows.embeddings.resize(2);
+    stored.rows.states.resize(2);
+    for (auto* const column : {&stored.rows.are_stored, &stored.rows.counts, &stored.rows.steps}) column->resize(1);
+    auto const refusal = refusal_of([&] { client.finish(*client.start_store_rows(1, {&stored, 1})); });
+    EXPECT_NE(refusal.find("merged table 1 has no row 1000"), std::string::npos) << refusal;
+  }
+  auto const read = decode_embeddings(ask(WorkerRequest::kRead, encode_fetch({9, 4}, {})));
+  EXPECT_EQ(read.small_features[0].indices, indices) << "indices stay";
+  auto const& now = read.small_rows[0];
+  ASSERT_EQ(now.indices.size(), rows.indices.size());
+  for (std::size_t row = 0; row < now.indices.size(); ++row) {
+    EXPECT_EQ(now.are_stored[row], 1U);
+    EXPECT_EQ(now.counts[row], 7U);
+    EXPECT_EQ(now.steps[row], 3U);
+    EXPECT_EQ(now.embeddings[2 * row], static_cast<float>(now.indices[row]));
+    EXPECT_EQ(now.states[2 * row + 1], 0.25F);
+  }
+}
+
+class NoId : public EmbeddingWorkerTest, public testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Tables, NoId, testing::Bool(),
+                         [](auto const& info) { return info.param ? "Small" : "Large"; });
+
+TEST_P(NoId, ReachesADenseWorker) {
+  begin(1, {.num_workers = 1}, 1 << 20, GetParam() ? std::vector<std::size_t>{1} : std::vector<std::size_t>{});
   constexpr std::int64_t kPlanted = 0x1122334455667788;
   RandomBatch batch(1);
   for (auto& ids : batch.ids) std::ranges::fill(ids, kPlanted);

@@ -3,7 +3,7 @@
 // Layout of the bodies, in words of 64 bits (words.hpp).
 //
 //   set up       length of the configuration, configuration (server_messages.cpp); number of features
-//                for each feature: table, pooling, length of the name, name
+//                for each feature: table, pooling, length of the name, name; number of small tables, merged tables
 //   submit       loader, number; for each feature: number of lists, of ids, and of weights; lengths, ids, weights
 //                with compressed ids: number of bytes and encoded lists (kernels/id_lists.hpp) in place of both
 //   fetch, read  loader, number, step, worker
@@ -12,11 +12,14 @@
 //   embeddings   number of features, bags of each; number of merged tables; for each: number of floats, floats
 //                with compressed values, for each merged table: number of bags, or 0 if all are distinct; number of
 //                bytes and packed indices of distinct bags; number of values, halves and exponents of distinct bags
+//                then number of features of small tables; for each: number of ids, lists and weights, row indices
+//                (32 bits), lengths, weights; number of small tables, rows of each (indexed_rows.cpp)
 // Gradients, drops (void notices) and generations are those of server_messages.cpp, also the answer to gradients.
 
 #include "headway/hybrid/worker_messages.hpp"
 
 #include "messages/packed_arrays.hpp"
+#include "messages/row_words.hpp"
 #include "messages/words.hpp"
 
 #include <algorithm>
@@ -68,13 +71,15 @@ std::string to_string(BatchName name) {
 }
 
 Body encode_set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
-                   Compression compression) {
+                   Compression compression, std::span<std::size_t const> small) {
   WordWriter to;
   auto const encoded = encode_configuration(tables, compression);
   to.word(encoded.size()).array(std::span<std::byte const>(encoded)).word(features.size());
   for (auto const& each : features) {
     to.word(each.table).word(static_cast<std::uint64_t>(each.pooling)).text(each.name);
   }
+  to.word(small.size());
+  for (auto const merged : small) to.word(merged);
   return to.take();
 }
 
@@ -90,6 +95,11 @@ DecodedSetUp decode_set_up(std::span<std::byte const> body) {
         from.word_up_to(static_cast<std::uint64_t>(embedding::Pooling::kMean), "the pooling"));
     feature.name = from.text(kMostNameBytes, "the length of a name");
     set_up.features.push_back(std::move(feature));
+  }
+  auto const num_small = from.word_up_to(set_up.tables.size(), "the number of small tables");
+  for (std::uint64_t i = 0; i < num_small; ++i) {
+    set_up.small.push_back(from.word());
+    base::expects(set_up.small.back() < set_up.tables.size(), "a small table is not there");
   }
   from.expect_end();
   return set_up;
@@ -256,6 +266,42 @@ std::vector<float> spread_distinct(std::span<std::uint32_t const> distinct_bags,
   return gradients;
 }
 
+namespace {
+
+void write_small(WordWriter& to, Embeddings const& embeddings) {
+  to.word(embeddings.small_features.size());
+  for (auto const& [indices, lengths, weights] : embeddings.small_features) {
+    to.word(indices.size()).word(lengths.size()).word(weights.size());
+    to.array(std::span<std::uint32_t const>(indices)).array(std::span<std::int64_t const>(lengths));
+    to.array(std::span<float const>(weights));
+  }
+  to.word(embeddings.small_rows.size());
+  for (auto const& rows : embeddings.small_rows) write_indexed_rows(to, rows);
+}
+
+void read_small(WordReader& from, Embeddings& embeddings) {
+  auto const num_features = from.word_up_to(kMostFeatures, "the number of features of small tables");
+  for (std::uint64_t i = 0; i < num_features; ++i) {
+    auto const num_ids = from.word_up_to(kMostElements, "the number of row indices");
+    auto const num_lists = from.word_up_to(kMostElements, "the number of lists");
+    auto const num_weights = from.word_up_to(kMostElements, "the number of weights");
+    auto& feature = embeddings.small_features.emplace_back();
+    feature.indices = copy_of(from.array<std::uint32_t>(num_ids));
+    feature.lengths = copy_of(from.array<std::int64_t>(num_lists));
+    feature.weights = copy_of(from.array<float>(num_weights));
+  }
+  auto const num_tables = from.word_up_to(kMostFeatures, "the number of small tables");
+  for (std::uint64_t i = 0; i < num_tables; ++i) embeddings.small_rows.push_back(read_indexed_rows(from));
+}
+
+}  // namespace
+
+std::size_t small_bytes_of(Embeddings const& embeddings) {
+  WordWriter to;
+  write_small(to, embeddings);
+  return to.take().size();
+}
+
 Body encode_embeddings(Embeddings const& embeddings, std::span<std::size_t const> half_dims) {
   WordWriter to;
   to.word(embeddings.num_bags.size()).array(std::span<std::uint64_t const>(embeddings.num_bags));
@@ -267,6 +313,7 @@ Body encode_embeddings(Embeddings const& embeddings, std::span<std::size_t const
       write_distinct(to, embeddings.distinct_bags[i], embeddings.values[i], half_dims[i]);
     }
   }
+  write_small(to, embeddings);
   return to.take();
 }
 
@@ -285,6 +332,7 @@ Embeddings decode_embeddings(std::span<std::byte const> body, std::span<std::siz
       read_distinct(from, half_dims[i], num_bytes, most_bytes, embeddings);
     }
   }
+  read_small(from, embeddings);
   from.expect_end();
   return embeddings;
 }

@@ -77,7 +77,9 @@ void ParameterServer::handle(Request& request) {
     case ServerRequest::kBeginGeneration:
     case ServerRequest::kSave:
     case ServerRequest::kLoad:
-    case ServerRequest::kTakeLoaded: {
+    case ServerRequest::kTakeLoaded:
+    case ServerRequest::kRows:
+    case ServerRequest::kStoreRows: {
       std::lock_guard const alone(requests_);
       if (!is_refused_as_failed(request)) handle_alone(request);
       return;
@@ -93,12 +95,15 @@ void ParameterServer::handle_alone(Request& request) {
   auto const kind = static_cast<ServerRequest>(request.kind());
   if (kind == ServerRequest::kConfigure) return configure(request);
   if (kind == ServerRequest::kBeginGeneration) return begin_generation(request);
+  if (kind == ServerRequest::kRows) return hand_out_rows(request);
   if (is_refused_as_old(request)) return;
   switch (kind) {
     case ServerRequest::kSave:
       return save(request);
     case ServerRequest::kLoad:
       return load(request);
+    case ServerRequest::kStoreRows:
+      return store_rows(request);
     default:
       return take_loaded(request);
   }
@@ -160,6 +165,7 @@ void ParameterServer::configure(Request& request) {
     for (auto const& each : merged) ids_of_tables_.emplace_back(each.tables.begin(), each.tables.end());
     for (auto const& each : merged) dims_.push_back(each.options.dim);
     merged_ = std::move(merged);
+    row_indices_.resize(merged_.size());
     meter_->set_tables(merged_);
     tables_ = std::move(tables);
     compression_ = compression;

@@ -93,6 +93,14 @@ Requester::CallPtr ServerClient::start_take_loaded(std::uint64_t generation) {
   return start(ServerRequest::kTakeLoaded, generation, {});
 }
 
+Requester::CallPtr ServerClient::start_rows(std::span<RowQuery const> queries) {
+  return start(ServerRequest::kRows, 0, encode_row_queries(queries));
+}
+
+Requester::CallPtr ServerClient::start_store_rows(std::uint64_t generation, std::span<RowsToStore const> tables) {
+  return start(ServerRequest::kStoreRows, generation, encode_rows_to_store(tables));
+}
+
 ServerStatus ServerClient::status() { return decode_status(ask(ServerRequest::kStatus, 0, {})); }
 
 }  // namespace headway::hybrid

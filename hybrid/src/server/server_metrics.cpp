@@ -17,6 +17,7 @@ constexpr auto kKinds = std::to_array<std::pair<std::uint32_t, std::string_view>
     {static_cast<std::uint32_t>(ServerRequest::kVoid), "void"},
     {static_cast<std::uint32_t>(ServerRequest::kRead), "read"},
     {static_cast<std::uint32_t>(ServerRequest::kStatus), "status"},
+    {static_cast<std::uint32_t>(ServerRequest::kRows), "rows"},
 });
 
 /// Names of the tables that a merged table has, joined by "+".

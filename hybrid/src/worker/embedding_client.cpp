@@ -322,6 +322,20 @@ RoutedBatch EmbeddingClient::read(std::span<embedding::Feature const> features) 
   return batch;
 }
 
+Requester::CallPtr EmbeddingClient::start_rows(std::size_t server, std::span<RowQuery const> queries) {
+  return at_server(server, [&](ServerClient& client) { return client.start_rows(queries); });
+}
+
+bool EmbeddingClient::has_answered(std::size_t server, Requester::Call& call) {
+  return at_server(server, [&](ServerClient& client) { return client.requester().test(call); });
+}
+
+Body EmbeddingClient::wait_rows(std::size_t server, Requester::Call& call) {
+  return at_server(server, [&](ServerClient& client) {
+    return client.requester().await(call, timeout_, "no rows of small tables came");
+  });
+}
+
 void EmbeddingClient::end_at(std::uint64_t step) {
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     at_server(server, [&](ServerClient& client) { client.end_at(generation_, step); });

@@ -16,6 +16,9 @@
 // A generation that begins refuses the fetches of the one before. Batches without gradients are buffered again: after a
 // checkpoint the dense workers fetch them for the same steps.
 //
+// Small tables are not looked up: dense workers keep their rows in step. An answer has row indices in place of their
+// ids, and rows that the dense worker may not have (RowDirectory).
+//
 // Idea: one thread looks after all requests that wait. It asks EmbeddingClient which batches are ready, every kPoll
 // while there are any, and sleeps otherwise. Requests never wait on the thread of their link, so gradients are read
 // while lookups wait.
@@ -25,6 +28,7 @@
 #include "headway/hybrid/embedding_worker.hpp"
 
 #include "headway/base/status.hpp"
+#include "worker/row_directory.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -111,6 +115,8 @@ class EmbeddingWorker::Impl {
     std::optional<Request> end;           ///< Gradients or drop, until servers have taken them.
     bool has_batch = false;               ///< A step without a batch may be dropped, too.
     std::optional<LossCause> loss{};      ///< It was dropped.
+    RowDirectory::Lookup small{};         ///< Questions about its rows of small tables.
+    RowDirectory::Positions sent{};       ///< Rows of small tables that went to the dense worker.
     Clock::time_point since = Clock::now();
   };
   /// A batch without room, and its loader.
@@ -147,7 +153,7 @@ class EmbeddingWorker::Impl {
 
   void set_up(Request& request) {
     auto const body = request.body();
-    auto [tables, features, compression] = decode_set_up(body);
+    auto [tables, features, compression, small] = decode_set_up(body);
     if (client_ != nullptr) {
       base::expects(compression == compression_, "the embedding worker has " + to_string(compression_) +
                                                      ", and the request has " + to_string(compression));
@@ -162,7 +168,11 @@ class EmbeddingWorker::Impl {
     }
     auto client = std::make_unique<EmbeddingClient>(options_.connect(), tables, options_.timeout, options_.thread_pool,
                                                     compression);
+    auto directory = std::make_unique<RowDirectory>(*client, tables, small);
     set_up_.assign(body.begin(), body.end());
+    tables_ = tables;
+    small_ = small;
+    directory_ = std::move(directory);
     num_tables_ = tables.size();
     for (auto const& merged : tables) dims_.push_back(merged.options.dim);
     features_ = std::move(features);
@@ -192,6 +202,8 @@ class EmbeddingWorker::Impl {
         }
       }
       fetched_.clear();
+      directory_->clear();
+      known_.clear();
       generation_ = request.generation();
       token_ = token;
     }
@@ -263,6 +275,14 @@ class EmbeddingWorker::Impl {
     return features;
   }
 
+  /// Features that are looked up at servers.
+  [[nodiscard]] std::vector<embedding::Feature> large_of(std::span<embedding::Feature const> features) const {
+    std::vector<embedding::Feature> large;
+    std::ranges::copy_if(features, std::back_inserter(large),
+                         [&](auto const& feature) { return !directory_->is_small(feature.table); });
+    return large;
+  }
+
   [[nodiscard]] static std::vector<std::uint64_t> num_bags_of(std::span<embedding::Feature const> features) {
     std::vector<std::uint64_t> counts;
     for (auto const& each : features) counts.push_back(each.num_bags());
@@ -295,13 +315,15 @@ class EmbeddingWorker::Impl {
     Key const key{batch.worker, batch.step};
     base::expects(!fetched_.contains(key), to_string(batch) + ": it has a batch");
     take_buffered(name, [&, batch_name = name](std::span<embedding::Feature const> features, Body& ids) {
-      client_->start(batch, features);
+      auto small = directory_->start(features);
+      client_->start(batch, large_of(features));
       fetched_.emplace(key, Fetched{.name = batch_name,
                                     .body = std::move(ids),
                                     .num_bags = num_bags_of(features),
                                     .fetch = std::move(request),
                                     .end = {},
-                                    .has_batch = true});
+                                    .has_batch = true,
+                                    .small = std::move(small)});
     });
     ++counts_.fetched;
     changed_.notify_all();
@@ -311,7 +333,11 @@ class EmbeddingWorker::Impl {
     auto const [name, batch] = decode_fetch(request.body());
     Embeddings embeddings;
     take_buffered(name, [&](std::span<embedding::Feature const> features, Body const&) {
-      auto const found = client_->read(features);
+      auto const found = client_->read(large_of(features));
+      RowDirectory now(*client_, tables_, small_);  // A load may have changed rows since.
+      auto small = now.start(features);
+      now.wait(small);
+      static_cast<void>(now.write(features, {}, embeddings));
       embeddings.num_bags = num_bags_of(features);
       for (std::size_t merged = 0; merged < num_tables_; ++merged) {
         auto& values = embeddings.values.emplace_back(found.num_bags(merged) * dims_[merged]);
@@ -353,6 +379,7 @@ class EmbeddingWorker::Impl {
       gradients.back().values = spread[merged];
     }
     client_->return_gradients(part.batch, gradients);
+    RowDirectory::mark(known_[part.batch.worker], entry.sent);
     counts_.messages.sent_values += request.body().size();
     counts_.messages.plain_values += request.body().size() + static_cast<std::uint64_t>(saved_bytes);
     end(entry, request);
@@ -415,9 +442,10 @@ class EmbeddingWorker::Impl {
         entry.end->reply(is_finite ? Body{} : encode_batch(batch));
         return true;
       }
-      if (!client_->is_ready(batch)) return false;
+      bool const has_small = directory_->is_ready(entry.small);
+      if (!client_->is_ready(batch) || !has_small) return false;
       client_->wait(batch);
-      auto const embeddings = embeddings_of(batch, entry.num_bags);
+      auto const embeddings = embeddings_of(batch, entry);
       count_answer(entry, client_->last_missing(batch));
       reply(*entry.fetch, embeddings);
       entry.fetch.reset();
@@ -442,8 +470,12 @@ class EmbeddingWorker::Impl {
     of_server.last_ns += nanoseconds_since(entry.since);
   }
 
-  [[nodiscard]] Embeddings embeddings_of(BatchId batch, std::vector<std::uint64_t> const& num_bags) {
-    Embeddings embeddings{.num_bags = num_bags, .values = {}};
+  [[nodiscard]] Embeddings embeddings_of(BatchId batch, Fetched& entry) {
+    Embeddings embeddings{.num_bags = entry.num_bags, .values = {}};
+    if (!small_.empty()) {
+      auto const ids = decode(entry.body);
+      entry.sent = directory_->write(views_of(ids.name, ids.features), known_[batch.worker], embeddings);
+    }
     for (std::size_t merged = 0; merged < num_tables_; ++merged) {
       auto& values = embeddings.values.emplace_back(client_->num_bags(batch, merged) * dims_[merged]);
       client_->expand(batch, merged, values);
@@ -455,7 +487,7 @@ class EmbeddingWorker::Impl {
   /// Answers, and counts bytes.
   void reply(Request& request, Embeddings const& embeddings) {
     auto body = encode_embeddings(embeddings, half_dims_);
-    std::size_t plain_bytes = (2 + embeddings.num_bags.size()) * sizeof(std::uint64_t);
+    std::size_t plain_bytes = (2 + embeddings.num_bags.size()) * sizeof(std::uint64_t) + small_bytes_of(embeddings);
     for (auto const& values : embeddings.values) {
       plain_bytes += sizeof(std::uint64_t) + (values.size() * sizeof(float) + 7) / 8 * 8;
     }
@@ -475,6 +507,10 @@ class EmbeddingWorker::Impl {
   Compression compression_{};
   std::vector<std::size_t> half_dims_{};     ///< dims_ if values are compressed, else empty.
   std::unique_ptr<EmbeddingClient> client_;  ///< Null: there are no tables yet.
+  std::vector<embedding::MergedTable> tables_;
+  std::vector<std::size_t> small_;                      ///< Merged tables that dense workers keep in step.
+  std::unique_ptr<RowDirectory> directory_;             ///< Uses client_.
+  std::map<std::uint32_t, RowDirectory::Known> known_;  ///< By dense worker.
   std::uint64_t generation_ = 0, token_ = 0;
   std::map<BatchName, Body> buffered_;                   ///< Ids of batches, as they came.
   std::map<std::uint64_t, std::uint64_t> last_numbers_;  ///< Number of the last batch of each loader.

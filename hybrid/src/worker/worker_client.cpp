@@ -21,8 +21,8 @@ Body WorkerClient::await(Requester::Call& call, std::string const& missing, Whil
 }
 
 void WorkerClient::set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
-                          Compression compression) {
-  auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features, compression));
+                          Compression compression, std::span<std::size_t const> small) {
+  auto const call = start(WorkerRequest::kSetUp, 0, encode_set_up(tables, features, compression, small));
   static_cast<void>(await(*call, "it was not set up"));
   compression_ = compression;
   half_dims_ = half_dims_of(tables, compression);

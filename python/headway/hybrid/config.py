@@ -215,11 +215,6 @@ class HybridConfig:
             raise ConfigError(
                 f'sync_rows = {self.sync_rows} contradicts mode = "async", whose dense workers are not in step'
             )
-        if self.sync_rows and self.mode == "hybrid" and self.workers.addresses:
-            raise ConfigError(
-                f"sync_rows = {self.sync_rows} contradicts workers.addresses: dense workers need the ids of small "
-                "tables, and embedding workers keep ids from them"
-            )
 
     @classmethod
     def of_argument(cls, config: HybridConfig | str | os.PathLike[str]) -> HybridConfig:

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.dense_optimizer import DenseBlocks, DenseOptimizer
+
+if TYPE_CHECKING:  # Types without a name at run time.
+    from headway._hybrid import IndexedRows, SmallFeature
 
 Values = npt.NDArray[np.float32]
 
@@ -139,6 +142,24 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class SmallFound:
+    """A batch in small tables, as an embedding worker sends it.
+
+    Attributes:
+        features: row indices (K,), lengths (B,) and weights (K,) or None, of the features in their order by table;
+            empty for a batch without samples.
+        rows: for each small table, rows that this dense worker may not have.
+    """
+
+    features: list[SmallFeature]
+    rows: list[IndexedRows]
+
+
+#: Bags of each feature in the order of the caller, (bags, dim) of each merged table, and small tables.
+Found = tuple[list[int], list[Values], SmallFound | None]
+
+
+@dataclass(frozen=True)
 class SplitLayout:
     """Tables on servers and small tables, which dense workers have.
 
@@ -186,6 +207,18 @@ class SplitLayout:
         if names:
             small = Layout.of([each for each in tables if each.name in names], [features[index] for index in of_small])
         return cls(on_servers, small, features, of_servers, of_small)
+
+    @property
+    def of_workers(self) -> Layout:
+        """All tables, small ones last: embedding workers know them, and servers behind them."""
+        if self.small is None:
+            return self.on_servers
+        return Layout(self.merged_tables, self.features, self.of_table)
+
+    @property
+    def small_indices(self) -> list[int]:
+        """Small tables among all merged tables."""
+        return list(range(len(self.on_servers.own.merged_tables), len(self.merged_tables)))
 
     @property
     def merged_tables(self) -> list[MergedTable]:
@@ -255,27 +288,26 @@ class ServerLookups:
     def forget(self, step: int, rank: int, prepared: Any) -> None:
         """Tells about a batch that is dropped and was not started. Servers know nothing of it."""
 
-    def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
-        return self._num_bags[step], self._client.wait(step, rank)
+    def wait(self, step: int, rank: int) -> Found:
+        return self._num_bags[step], self._client.wait(step, rank), None
 
     def finish(self, step: int, rank: int) -> bool:
         is_finite = self._client.finish(step, rank)
         self._num_bags.pop(step, None)
         return is_finite
 
-    def read(self, features: Any) -> tuple[list[int], list[Values]]:
+    def read(self, features: Any) -> Found:
         arguments, num_bags = self._layout.arguments_of(features)
-        return num_bags, self._client.read(arguments)
+        return num_bags, self._client.read(arguments), None
 
 
 class WorkerLookups:
     """Lookups through embedding workers, of batches that a ``Loader`` has sent them."""
 
-    def __init__(self, config: HybridConfig, layout: Layout, *, seed: int) -> None:
-        self._config, self._layout = config, layout
-        self._workers = connect_workers(config, layout, seed=seed)
+    def __init__(self, config: HybridConfig, split: SplitLayout, *, seed: int) -> None:
+        self._config, self._split, self._layout = config, split, split.of_workers
+        self._workers = connect_workers(config, split, seed=seed)
         self.begin_generation = self._workers.begin_generation
-        self.return_gradients = self._workers.return_gradients
         self.drop = self._workers.drop
         self.is_finished = self._workers.is_finished
         self.finish = self._workers.finish
@@ -304,16 +336,28 @@ class WorkerLookups:
             "with embedding workers, features are what Loader.submit() returned, since a dense worker has no ids"
         )
 
-    def wait(self, step: int, rank: int) -> tuple[list[int], list[Values]]:
-        num_bags, values = self._workers.wait(step, rank)
-        return self._in_order(num_bags), values
+    def return_gradients(self, step: int, rank: int, gradients: Sequence[tuple[float, Values | None]]) -> None:
+        """Sends gradients of large tables. Small ones have none here."""
+        of_small: list[tuple[float, Values | None]] = [(0.0, None) for _ in self._split.small_indices]
+        self._workers.return_gradients(step, rank, [*gradients, *of_small])
 
-    def read(self, features: Any) -> tuple[list[int], list[Values]]:
+    def wait(self, step: int, rank: int) -> Found:
+        return self._found(*self._workers.wait(step, rank))
+
+    def read(self, features: Any) -> Found:
         reference = self._reference_of(features)
         if reference is None:
             raise ValueError("there are no features to read")
-        num_bags, values = self._workers.read(reference)
-        return self._in_order(num_bags), values
+        return self._found(*self._workers.read(reference))
+
+    def _found(
+        self, num_bags: list[int], values: list[Values], features: list[SmallFeature], rows: list[IndexedRows]
+    ) -> Found:
+        bags = self._in_order(num_bags)
+        if self._split.small is None:
+            return bags, values, None
+        of_servers = [bags[index] for index in self._split.of_servers]
+        return of_servers, values[: -len(self._split.small_indices)], SmallFound(features, rows)
 
     def _in_order(self, num_bags: Sequence[int]) -> list[int]:
         """Returns bags in the order of the caller's features."""
@@ -343,8 +387,9 @@ def blocks_of(config: HybridConfig, dense: DenseOptimizer | None) -> DenseBlocks
     return dense.blocks
 
 
-def connect_workers(config: HybridConfig, layout: Layout, *, seed: int) -> EmbeddingWorkers:
+def connect_workers(config: HybridConfig, split: SplitLayout, *, seed: int) -> EmbeddingWorkers:
     """Connects with all embedding workers, and gives them tables and features."""
+    layout = split.of_workers
     features = [layout.features[index] for index in layout.order]
     return EmbeddingWorkers(
         addresses=config.workers.addresses,
@@ -354,6 +399,7 @@ def connect_workers(config: HybridConfig, layout: Layout, *, seed: int) -> Embed
         connect_timeout_s=config.job.connect_timeout_s,
         compress_ids=config.compression.ids,
         compress_values=config.compression.values,
+        small=split.small_indices,
         **layout.settings(seed=seed, num_servers=len(config.servers.addresses)),
     )
 
@@ -385,7 +431,7 @@ class Loader:
         if not config.workers.addresses and config.mode != "local":
             raise ValueError("a Loader needs embedding workers: name them in workers.addresses")
         self._config, self._seed = config, seed
-        self._layout = Layout.of(tables, features, blocks_of(config, dense))
+        self._split = SplitLayout.of(config, tables, features, blocks_of(config, dense))
         self._forget()
 
     def _forget(self) -> None:
@@ -405,9 +451,9 @@ class Loader:
         """
         if self._config.mode == "local":
             return features
-        arguments, _ = self._layout.arguments_of(features)
+        arguments, _ = self._split.of_workers.arguments_of(features)
         if self._workers is None or self._process != os.getpid():
-            self._workers = connect_workers(self._config, self._layout, seed=self._seed)
+            self._workers = connect_workers(self._config, self._split, seed=self._seed)
             self._process, self._number, self._loader = os.getpid(), 0, secrets.randbits(63)
         worker = self._number % len(self._config.workers.addresses)
         reference = BatchRef(worker, self._loader, self._number)
@@ -416,7 +462,7 @@ class Loader:
         return reference
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_config": self._config, "_seed": self._seed, "_layout": self._layout}
+        return {"_config": self._config, "_seed": self._seed, "_split": self._split}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -13,6 +13,8 @@ Invariants:
   A lookup changes nothing: an id without a row has the initial embedding that its row would begin with.
   Each worker takes part once in each step, also if its batch makes none. Then it sends nothing.
   Each worker applies the same values in the same order with the same kernels, so replicas have equal bits.
+  A worker that gets its batches from embedding workers has row indices in place of ids (``ArrivedRows``). A row goes to
+  all workers before or with the first step that uses it.
   Rows have the bits, counts and steps that a HashTableCollection of the workers would give them. It would also have
   rows and counts of batches without a step.
 Complexity: a step sends the unique ids of a batch, 12 + 4 dim bytes each, to all workers. It is one exchange, or two if
@@ -23,21 +25,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from headway._embedding import Deduplicator, Keys, KeyStatus, Table, ThreadPool, UniqueKeys
+from headway._embedding import (
+    NUM_VIRTUAL_BUCKETS,
+    ROUTING_VERSION,
+    Deduplicator,
+    Keys,
+    KeyStatus,
+    Table,
+    ThreadPool,
+    UniqueKeys,
+)
 from headway.embedding.features import Features
-from headway.embedding.merging import MergedTable, table_id_of
+from headway.embedding.merging import table_id_of
 from headway.embedding.process_groups import gather_vectors
-from headway.hybrid.lookups import Layout, Values
+from headway.hybrid.arrived_rows import ArrivedRows, stored_rows, words_of_rows
+from headway.hybrid.lookups import Layout, SmallFound, Values
+
+if TYPE_CHECKING:  # A type without a name at run time.
+    from headway._hybrid import IndexedRows
 
 _HEADER_OF_STEP = 2  #: Step, and index of the table that has refused its gradients, or -1.
-_HEADER_OF_TABLE = 3  #: Ids, whether they have gradients, and the learning rate as bits.
+_HEADER_OF_TABLE = 4  #: Ids, whether they have gradients, the learning rate as bits, and new rows.
 
 
 @dataclass(frozen=True)
@@ -70,16 +85,21 @@ class ReplicaBatch:
 
 @dataclass(frozen=True)
 class _Part:
-    """The ids of one worker in one table and step, (K,), their counts, and gradients (K, dim) or None."""
+    """The ids of one worker in one table and step, (K,), their counts, and gradients (K, dim) or None.
+
+    ``rows`` are those that have arrived at the worker since the step before; None: there are no row indices.
+    """
 
     ids: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int32]
     gradients: Values | None
     rate: float
+    rows: IndexedRows | None = None
 
-    def words(self) -> list[npt.NDArray[np.int32]]:
+    def words(self, arrived: ArrivedRows | None) -> list[npt.NDArray[np.int32]]:
         of_gradients = [] if self.gradients is None else [self.gradients.reshape(-1).view(np.int32)]
-        return [self.ids.view(np.int32), self.counts, *of_gradients]
+        of_rows = [] if self.rows is None or arrived is None else arrived.encode(self.rows)
+        return [self.ids.view(np.int32), self.counts, *of_gradients, *of_rows]
 
 
 class Replicas:
@@ -90,9 +110,18 @@ class Replicas:
         seed: seed of initial embeddings.
         num_threads: threads of tables.
         group: the dense workers; None: this one is alone.
+        has_indices: keys are row indices of embedding workers, and not ids.
     """
 
-    def __init__(self, layout: Layout, *, seed: int, num_threads: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        seed: int,
+        num_threads: int,
+        group: dist.ProcessGroup | None,
+        has_indices: bool = False,
+    ) -> None:
         self.merged_tables = layout.merged_tables
         self._layout, self._seed = layout, seed
         self._group = None if group is None or group.size() == 1 else group
@@ -102,6 +131,13 @@ class Replicas:
         self._table_ids = [table_id_of(merged.name) for merged in self.merged_tables]
         self._room = 0  #: Most words that a worker has sent in a step beside its header.
         self.tables = self.build()
+        self.has_indices = has_indices
+        self._arrived: list[ArrivedRows] = []  #: Rows of each table, with indices.
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        if self.has_indices:
+            self._arrived = [ArrivedRows(table.dim, table.state_size) for table in self.tables]
 
     def build(self) -> list[Table]:
         """Makes empty tables."""
@@ -117,6 +153,7 @@ class Replicas:
     def replace(self, tables: Sequence[Table], *, step: int) -> None:
         """Replaces all tables by loaded ones."""
         self.tables = list(tables)
+        self._forget_rows()
         self.begin_at(step)
 
     # Lookups
@@ -128,11 +165,29 @@ class Replicas:
             ValueError: a feature is missing, or its tensors do not fit.
         """
         arguments, num_bags = self._layout.arguments_of(features)
+        return ReplicaBatch(num_bags, self._lookups_of(arguments))
+
+    def prepare_indices(self, found: SmallFound) -> ReplicaBatch:
+        """Takes the answer of an embedding worker."""
+        for arrived, rows in zip(self._arrived, found.rows, strict=bool(found.rows)):
+            arrived.take(rows, is_own=True)
+        empty: Any = (np.empty(0, np.int64), np.empty(0, np.int64), None)
+        arguments, num_bags = [], [0] * len(self._layout.features)
+        for index, of_feature in zip(
+            self._layout.order, found.features or [empty] * len(self._layout.features), strict=True
+        ):
+            indices, lengths, weights = of_feature
+            feature = self._layout.features[index]
+            arguments.append((feature.name, 0, feature.pooling, indices, lengths, weights))
+            num_bags[index] = len(indices) if feature.pooling is None else len(lengths)
+        return ReplicaBatch(num_bags, self._lookups_of(arguments))
+
+    def _lookups_of(self, arguments: Sequence[Any]) -> list[ReplicaLookup]:
         lookups, first = [], 0
         for table_id, of_merged in zip(self._table_ids, self._layout.of_table, strict=True):
             lookups.append(self._lookup_of(table_id, arguments[first : first + len(of_merged)]))
             first += len(of_merged)
-        return ReplicaBatch(num_bags, lookups)
+        return lookups
 
     def _lookup_of(self, table_id: int, features: Sequence[Any]) -> ReplicaLookup:
         for name, _, _, ids, lengths, weights in features:
@@ -152,15 +207,32 @@ class Replicas:
     def read(self, batch: ReplicaBatch, *, evaluates: bool) -> list[Values]:
         """Returns (bags, dim) of each table. Changes nothing."""
         found = []
-        for merged, table, lookup in zip(self.merged_tables, self.tables, batch.lookups, strict=True):
+        for index, (merged, table, lookup) in enumerate(
+            zip(self.merged_tables, self.tables, batch.lookups, strict=True)
+        ):
             keys = lookup.unique.keys
             rows, statuses = table.find(keys)
             values = table.gather(keys, rows)
+            is_absent = statuses == KeyStatus.ABSENT.value
+            if self.has_indices and bool(is_absent.any()):
+                embeddings, are_stored = self._arrived[index].find(keys.ids[is_absent].numpy())
+                values[is_absent] = torch.from_numpy(embeddings)
+                is_absent[is_absent.clone()] = torch.from_numpy(~are_stored)
             if evaluates and merged.config.unknown == "zeros":
-                values[statuses == KeyStatus.ABSENT.value] = 0
+                values[is_absent] = 0
             bags = self._deduplicator.expand(lookup.unique, values, offsets=lookup.offsets, weights=lookup.weights)
             found.append(bags.numpy())
         return found
+
+    # Checkpoints with row indices
+
+    def rows(self, index: int) -> IndexedRows:
+        """Returns the rows of one table by their indices, all of them as stored."""
+        table = self.tables[index]
+        keys = table.list(0, NUM_VIRTUAL_BUCKETS)
+        counts, steps, embeddings, states = (each.numpy() for each in table.export_records(keys))
+        ids: npt.NDArray[np.int64] = keys.ids.numpy()
+        return ids, np.ones_like(ids), counts.astype(np.int64), steps.astype(np.int64), embeddings, states
 
     # Learning
 
@@ -188,23 +260,28 @@ class Replicas:
             ValueError: workers have different learning rates.
         """
         own, refused = self._own_parts(batch, gradients, rates)
-        error = refused if is_strict else -1
-        of_workers = self._exchange(step, own, error)
-        for index, (merged, table) in enumerate(zip(self.merged_tables, self.tables, strict=True)):
-            self._apply(merged, table, self._table_ids[index], [parts[index] for parts in of_workers], step + 1)
-            table.begin_step(step + 2, step + 2)
+        errors, of_workers = self._exchange(step, own, refused if is_strict else -1)
+        by_table = [[parts[index] for parts in of_workers] for index in range(len(self.tables))]
+        for index, parts in enumerate(by_table):
+            self._take_rows(index, parts)  # Also if an error follows, since they do not come again.
+        self._expect_finite(step, errors)
+        self._expect_rates(by_table)
+        for index, parts in enumerate(by_table):
+            self._apply(index, parts, step + 1)
+            self.tables[index].begin_step(step + 2, step + 2)
         return refused < 0
 
     def _own_parts(
         self, batch: ReplicaBatch | None, gradients: Sequence[Values | None], rates: Sequence[float]
     ) -> tuple[list[_Part], int]:
         """Returns this worker's parts, and the index of a table with gradients that are not finite, or -1."""
+        new_rows = [each.take_unsent() for each in self._arrived] if self.has_indices else [None] * len(self.tables)
         if batch is None:
-            nothing = _Part(np.empty(0, np.int64), np.empty(0, np.int32), None, 0.0)
-            return [nothing] * len(self.tables), -1
+            no_ids = (np.empty(0, np.int64), np.empty(0, np.int32))
+            return [_Part(*no_ids, None, 0.0, rows) for rows in new_rows], -1
         refused = next((i for i, each in enumerate(gradients) if each is not None and not np.isfinite(each).all()), -1)
         parts = []
-        for lookup, of_bags, rate in zip(batch.lookups, gradients, rates, strict=True):
+        for lookup, of_bags, rate, rows in zip(batch.lookups, gradients, rates, new_rows, strict=True):
             sums = None
             if of_bags is not None and refused < 0:
                 sums = self._deduplicator.reduce(
@@ -212,15 +289,42 @@ class Replicas:
                 ).numpy()
             keys = lookup.unique.keys
             assert keys.counts is not None
-            parts.append(_Part(keys.ids.numpy(), keys.counts.numpy(), sums, rate))
+            parts.append(_Part(keys.ids.numpy(), keys.counts.numpy(), sums, rate, rows))
         return parts, refused
 
-    def _apply(self, merged: MergedTable, table: Table, table_id: int, parts: Sequence[_Part], number: int) -> None:
+    def _take_rows(self, index: int, parts: Sequence[_Part]) -> None:
+        """Takes the rows that have arrived at all workers. Stored ones go into the replica."""
+        table, table_id = self.tables[index], self._table_ids[index]
+        for part in parts:
+            if part.rows is None or len(part.rows[0]) == 0:
+                continue
+            self._arrived[index].take(part.rows, is_own=False)
+            stored = stored_rows(part.rows)
+            _, statuses = table.find(Keys(torch.from_numpy(stored[0]), table=table_id))
+            is_new = statuses == KeyStatus.ABSENT.value
+            indices, _, counts, steps, embeddings, states = (torch.from_numpy(each)[is_new] for each in stored)
+            none = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+            buckets = (0, NUM_VIRTUAL_BUCKETS)
+            fragment = (ROUTING_VERSION, 0, buckets, table_id, indices, counts.int(), steps.int(), embeddings, states)
+            table.import_records((*fragment, *none), pending=False, rank=0, num_ranks=1)
+
+    def _insert(self, index: int, keys: Keys) -> None:
+        """Inserts rows that have arrived."""
+        table = self.tables[index]
+        _, statuses = table.find(keys)
+        absent = keys.ids[statuses == KeyStatus.ABSENT.value]
+        embeddings, _ = self._arrived[index].find(absent.numpy())
+        table.insert_or_assign(Keys(absent, table=self._table_ids[index]), torch.from_numpy(embeddings))
+
+    def _apply(self, index: int, parts: Sequence[_Part], number: int) -> None:
         """Inserts the ids of all workers, and makes one optimizer step for each that has gradients."""
+        table, table_id = self.tables[index], self._table_ids[index]
         all_of_step = [part for part in parts if len(part.ids) > 0]
         if not all_of_step:
             return
         unique = self._unique(all_of_step, table_id)
+        if self.has_indices:
+            self._insert(index, unique.keys)
         rows, _ = table.find_or_insert(unique.keys)
         learned = [part for part in all_of_step if part.gradients is not None]
         if not learned:
@@ -239,20 +343,22 @@ class Replicas:
 
     # Exchange
 
-    def _exchange(self, step: int, own: list[_Part], error: int) -> list[list[_Part]]:
-        """Returns the parts of all workers for each table, by worker.
+    def _exchange(self, step: int, own: list[_Part], error: int) -> tuple[list[int], list[list[_Part]]]:
+        """Returns the errors of all workers, and their parts for each table, by worker.
 
         A message is a header of int64, and as many words of 4 bytes as the largest message so far had. If a header says
         that there are more, all workers exchange the rest.
         """
         if self._group is None:
-            self._expect_steps([[step, error]])
-            return [own]
+            return [error], [own]
+        arrived = self._arrived if self.has_indices else [None] * len(self.tables)
         header = [step, error]
         for part in own:
             rate = int(np.float64(part.rate).view(np.int64))
-            header += [len(part.ids), int(part.gradients is not None), rate]
-        payload = np.concatenate([np.empty(0, np.int32), *(words for part in own for words in part.words())])
+            num_rows = 0 if part.rows is None else len(part.rows[0])
+            header += [len(part.ids), int(part.gradients is not None), rate, num_rows]
+        words = [each for part, rows in zip(own, arrived, strict=True) for each in part.words(rows)]
+        payload = np.concatenate([np.empty(0, np.int32), *words])
         head = np.asarray(header, np.int64).view(np.int32)
         first = np.zeros(len(head) + self._room, np.int32)
         first[: len(head)] = head
@@ -269,23 +375,23 @@ class Replicas:
             others = gather_vectors(torch.from_numpy(rest), self._group).numpy()
             payloads = np.concatenate([payloads, others], axis=1)
             self._room = most
-        self._expect_steps([each[:_HEADER_OF_STEP].tolist() for each in headers])
+        self._expect_steps(headers[:, 0].tolist())
         of_workers = [self._parts_of(head, words) for head, words in zip(headers, payloads, strict=True)]
-        self._expect_rates(of_workers)
-        return of_workers
+        return headers[:, 1].tolist(), of_workers
 
     def _num_words(self, header: npt.NDArray[np.int64]) -> int:
         num_words = 0
         for index, table in enumerate(self.tables):
-            num_ids, has_gradients, _ = self._of_table(header, index)
+            num_ids, has_gradients, _, num_rows = self._of_table(header, index)
             num_words += num_ids * (3 + has_gradients * table.dim)
+            num_words += words_of_rows(num_rows, table.dim, table.state_size)
         return num_words
 
     @staticmethod
-    def _of_table(header: npt.NDArray[np.int64], index: int) -> tuple[int, int, int]:
+    def _of_table(header: npt.NDArray[np.int64], index: int) -> tuple[int, int, int, int]:
         first = _HEADER_OF_STEP + _HEADER_OF_TABLE * index
-        num_ids, has_gradients, rate = (int(each) for each in header[first : first + _HEADER_OF_TABLE])
-        return num_ids, has_gradients, rate
+        num_ids, has_gradients, rate, num_rows = (int(each) for each in header[first : first + _HEADER_OF_TABLE])
+        return num_ids, has_gradients, rate, num_rows
 
     def _parts_of(self, header: npt.NDArray[np.int64], words: npt.NDArray[np.int32]) -> list[_Part]:
         parts, first = [], 0
@@ -296,31 +402,38 @@ class Replicas:
             return words[first - count : first].copy()
 
         for index, table in enumerate(self.tables):
-            num_ids, has_gradients, rate = self._of_table(header, index)
+            num_ids, has_gradients, rate, num_rows = self._of_table(header, index)
             ids, counts = take(2 * num_ids).view(np.int64), take(num_ids)
             gradients = None
             if has_gradients:
                 gradients = take(num_ids * table.dim).view(np.float32).reshape(num_ids, table.dim)
-            parts.append(_Part(ids, counts, gradients, float(np.int64(rate).view(np.float64))))
+            rows = None
+            if self.has_indices:
+                rows = self._arrived[index].decode(
+                    take(words_of_rows(num_rows, table.dim, table.state_size)), num_rows
+                )
+            parts.append(_Part(ids, counts, gradients, float(np.int64(rate).view(np.float64)), rows))
         return parts
 
-    def _expect_steps(self, of_workers: Sequence[Sequence[int]]) -> None:
-        steps = [step for step, _ in of_workers]
+    @staticmethod
+    def _expect_steps(steps: Sequence[int]) -> None:
         if len(set(steps)) > 1:
             raise RuntimeError(
                 f"dense workers end different steps: {', '.join(map(str, steps))}. Each has to make or skip all steps, "
                 "since small tables are in step"
             )
-        for worker, (step, refused) in enumerate(of_workers):
+
+    def _expect_finite(self, step: int, errors: Sequence[int]) -> None:
+        for worker, refused in enumerate(errors):
             if refused >= 0:
                 raise RuntimeError(
                     f"step {step} of dense worker {worker}: a gradient of table {self.merged_tables[refused].name} is "
                     "not finite"
                 )
 
-    def _expect_rates(self, of_workers: Sequence[Sequence[_Part]]) -> None:
-        for index, merged in enumerate(self.merged_tables):
-            rates = {parts[index].rate for parts in of_workers if parts[index].gradients is not None}
+    def _expect_rates(self, by_table: Sequence[Sequence[_Part]]) -> None:
+        for merged, parts in zip(self.merged_tables, by_table, strict=True):
+            rates = {part.rate for part in parts if part.gradients is not None}
             if len(rates) > 1:
                 shown = " and ".join(str(each) for each in sorted(rates))
                 raise ValueError(f"table {merged.name}: dense workers have different learning rates: {shown}")

@@ -4,7 +4,8 @@
 Idea: a server is a rank of the checkpoint. It writes and reads its own file, so rows pass through no other process. One
 dense worker tells the servers what to do, and has the manifest. All roles see the same folder.
 
-Small tables (``Replicas``) are one more rank's: that dense worker writes their file, and each reads it.
+Small tables (``Replicas``) are one more rank's: that dense worker writes their file, and each reads it. With embedding
+workers it has no ids. Then it gives servers the rows by their indices before, and servers hand them out after a load.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway import _embedding
 from headway._embedding import Table, ThreadPool
-from headway._hybrid import load_tables, save_tables
+from headway._hybrid import load_tables, save_tables, store_rows
 from headway.embedding.checkpoint.manifest import Block, CheckpointError, Manifest, describe
 from headway.embedding.checkpoint.reading import expect_fitting, sources_of
 from headway.embedding.checkpoint.writing import save_files, write_file
@@ -25,6 +26,9 @@ from headway.embedding.config import initial_state_of
 from headway.embedding.merging import MergedTable, keep_within_limit, table_id_of, warn_of_evicted
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.replicas import Replicas
+
+if TYPE_CHECKING:  # A type without a name at run time.
+    from headway._hybrid import IndexedRows
 
 
 def save(
@@ -142,6 +146,28 @@ def load(
     for merged, *counts in zip(merged_tables, *evicted, strict=True):
         warn_of_evicted([each.name for each in merged.tables], sum(counts))
     return loaded_step
+
+
+def store_replicas(replicas: Replicas, config: HybridConfig, *, generation: int, first_merged: int) -> None:
+    """Gives servers the rows of small tables, which have row indices here. One dense worker calls it.
+
+    Args:
+        replicas: with row indices.
+        config: addresses and limits.
+        generation: of the dense workers.
+        first_merged: number of the first small table among the merged tables of servers.
+    """
+    num_servers = len(config.servers.addresses)
+    rows: list[list[tuple[int, IndexedRows]]] = [[] for _ in range(num_servers)]
+    for index in range(len(replicas.tables)):
+        of_replica = replicas.rows(index)
+        for server, of_server in enumerate(rows):
+            chosen = of_replica[0] % num_servers == server
+            columns: list[Any] = [column[chosen] for column in of_replica]
+            columns[0] = columns[0] // num_servers
+            of_table: Any = tuple(columns)
+            of_server.append((first_merged + index, of_table))
+    store_rows(config.servers.addresses, generation=generation, rows=rows, **_calls(config))
 
 
 def read_replicas(folder: Path, replicas: Replicas, *, embeddings_only: bool) -> list[Table]:

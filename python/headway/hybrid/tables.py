@@ -42,7 +42,15 @@ from headway.hybrid.batch_counts import BatchCounts
 from headway.hybrid.batch_window import BatchWindow, HybridBatch
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.dense_optimizer import DenseOptimizer
-from headway.hybrid.lookups import BatchRef, ServerLookups, SplitLayout, Values, WorkerLookups, blocks_of
+from headway.hybrid.lookups import (
+    BatchRef,
+    ServerLookups,
+    SmallFound,
+    SplitLayout,
+    Values,
+    WorkerLookups,
+    blocks_of,
+)
 from headway.hybrid.replicas import ReplicaBatch, Replicas
 
 
@@ -128,11 +136,12 @@ class HybridTables(nn.Module):
         super().__init__()
         self.config, self.device = config, torch.device(device)
         split = SplitLayout.of(config, tables, features, blocks_of(config, dense))
-        layout, own = split.on_servers, split.on_servers.own
+        has_workers = bool(config.workers.addresses)
+        layout = split.of_workers if has_workers else split.on_servers
         self._split = split
         self.features, self.merged_tables, self._of_table = split.features, split.merged_tables, split.of_table
         self._tables_of_servers = layout.merged_tables
-        self._num_on_servers = len(own.merged_tables)
+        self._num_on_servers = len(split.on_servers.own.merged_tables)
         self.process_group = resolve_group(process_group)
         self._dense: DenseOptimizer | None = None  #: With ``async``.
         if dense is not None and self.is_async:
@@ -142,13 +151,21 @@ class HybridTables(nn.Module):
         self.num_ranks = 1 if self.process_group is None else self.process_group.size()
         threads = torch.get_num_threads() if num_threads is None else num_threads
         self._lookups: WorkerLookups | ServerLookups = (
-            WorkerLookups(config, layout, seed=seed)
-            if config.workers.addresses
+            WorkerLookups(config, split, seed=seed)
+            if has_workers
             else ServerLookups(config, layout, seed=seed, num_threads=threads)
         )
         self._replicas: Replicas | None = None  #: Small tables.
+        if config.most_small_rows and split.small is None:
+            warnings.warn(
+                f"sync_rows = {config.sync_rows} has no effect: no table has max_rows up to it, without eviction, "
+                "time_to_live, min_count and hot_count",
+                stacklevel=3,
+            )
         if split.small is not None:
-            self._replicas = Replicas(split.small, seed=seed, num_threads=threads, group=self.process_group)
+            self._replicas = Replicas(
+                split.small, seed=seed, num_threads=threads, group=self.process_group, has_indices=has_workers
+            )
         #: Gradients of the backward passes since the last step that a GradScaler has not seen, by merged table.
         self._unseen: list[list[Values]] = [[] for _ in self.merged_tables]
         self._anchors = [
@@ -235,7 +252,7 @@ class HybridTables(nn.Module):
         self._begin_if_ended()
         self._window.expect_room()
         prepared, has_samples = self._lookups.prepare(features)
-        in_replicas = None if self._replicas is None else self._replicas.prepare(features)
+        in_replicas = self._prepare_in_replicas(features)
         batch = self._window.begin(features, prepared, has_samples=has_samples)
         batch.in_replicas = in_replicas
         return batch
@@ -260,14 +277,17 @@ class HybridTables(nn.Module):
             batch = self._window.batch_of(features)
         elif not self.training:
             self._window.confirm_all()  # So that it sees the updates of this worker.
-            found = self._take_dense_rows(*self._lookups.read(features))
-            in_replicas = None if self._replicas is None else self._replicas.prepare(features)
-            return self._by_feature(*self._with_replicas(*found, in_replicas))
+            num_bags, values, small = self._lookups.read(features)
+            in_replicas = self._prepare_in_replicas(features, small)
+            return self._by_feature(*self._with_replicas(*self._take_dense_rows(num_bags, values), in_replicas))
         else:
             self._window.wait_for_room()
             batch = self.begin(features)
         self._window.wait_until_sent(batch)
-        found = self._take_dense_rows(*self._lookups.wait(batch.step, self.rank))
+        num_bags, values, small = self._lookups.wait(batch.step, self.rank)
+        if small is not None and not batch.is_looked_up:
+            batch.in_replicas = self._prepare_in_replicas(features, small)
+        found = self._take_dense_rows(num_bags, values)
         batch.num_bags, values = self._with_replicas(*found, batch.in_replicas)
         outputs = self._by_feature(batch.num_bags, values)
         batch.is_looked_up = True
@@ -284,6 +304,14 @@ class HybridTables(nn.Module):
         if num_bags[-1] > 0 and not is_recomputation():
             self._dense.take_rows(of_tables[-1])
         return num_bags[:-1], of_tables[:-1]
+
+    def _prepare_in_replicas(self, features: Any, small: SmallFound | None = None) -> ReplicaBatch | None:
+        """Returns the ids of a batch in small tables. Those of an embedding worker come with its answer."""
+        if self._replicas is None:
+            return None
+        if small is not None:
+            return self._replicas.prepare_indices(small)
+        return None if self.config.workers.addresses else self._replicas.prepare(features)
 
     def _with_replicas(
         self, num_bags: list[int], of_tables: list[Values], batch: ReplicaBatch | None
@@ -530,8 +558,10 @@ class HybridTables(nn.Module):
         # Workers may have sent different numbers of lookups ahead. Servers wait for none from the first missing one.
         own_end = next((batch.step for batch in self._window.ahead if not batch.is_sent), self._window.next_step)
         end = min(all_gather(own_end, self._group))
-        error = ask(
-            lambda: server_checkpoints.save(
+
+        def save() -> None:
+            self._store_replicas()
+            server_checkpoints.save(
                 Path(folder),
                 self._tables_of_servers,
                 self.config,
@@ -539,9 +569,10 @@ class HybridTables(nn.Module):
                 step=self.step,
                 end=end,
                 replace=replace,
-                replicas=self._replicas,
+                replicas=self._replicas_with_ids,
             )
-        )[1]
+
+        error = ask(save)[1]
         self._has_ended = True
         try:
             self._begin_again()
@@ -569,12 +600,14 @@ class HybridTables(nn.Module):
         new_replicas: list[Table] = []
         with self._together("load()") as ask:
             self.finish()
-            if self._replicas is not None:
+            if self._replicas_with_ids is not None:
                 new_replicas = server_checkpoints.read_replicas(
-                    Path(folder), self._replicas, embeddings_only=embeddings_only
+                    Path(folder), self._replicas_with_ids, embeddings_only=embeddings_only
                 )
-        step, error = ask(
-            lambda: server_checkpoints.load(
+
+        def load() -> int:
+            self._store_replicas()  # Tables that the checkpoint lacks keep their rows.
+            return server_checkpoints.load(
                 Path(folder),
                 self._tables_of_servers,
                 self.config,
@@ -582,16 +615,29 @@ class HybridTables(nn.Module):
                 step=self.step,
                 strict=strict,
                 embeddings_only=embeddings_only,
-                replicas=self._replicas,
+                replicas=self._replicas_with_ids,
             )
-        )
+
+        step, error = ask(load)
         if error is not None:
             raise CheckpointError(error)
         if self._replicas is not None:
-            self._replicas.replace(new_replicas, step=step)
+            self._replicas.replace(new_replicas or self._replicas.build(), step=step)
         self._window.restart(step)
         if self.is_async:
             self._begin_generation()
+
+    @property
+    def _replicas_with_ids(self) -> Replicas | None:
+        """Small tables whose rows this process can save and load. With row indices servers do it."""
+        return None if self._replicas is None or self._replicas.has_indices else self._replicas
+
+    def _store_replicas(self) -> None:
+        """Gives servers the rows of small tables if they have row indices."""
+        if self._replicas is not None and self._replicas.has_indices:
+            server_checkpoints.store_replicas(
+                self._replicas, self.config, generation=self.generation, first_merged=self._num_on_servers
+            )
 
     def _save_at_once(self, folder: Path, *, replace: bool) -> None:
         if self.rank != 0:

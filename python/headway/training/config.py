@@ -357,6 +357,11 @@ class TrainingConfig(HybridConfig):
                 'mode = "async" is for scripts of headway.hybrid: headway train has a synchronous dense model, whose '
                 "ranks make the same steps"
             )
+        if self.most_small_rows:
+            raise ConfigError(
+                f"sync_rows = {self.sync_rows} is for scripts of headway.hybrid: tables of headway train have no "
+                "max_rows"
+            )
         reasons = {
             "optimizer.clip_norm": "the norm of all gradients is not known before servers have added them",
             "run.prioritized_updates": "servers read and update rows, and have no order for it",

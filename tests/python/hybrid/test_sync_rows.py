@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from headway.embedding import (
     Uniform,
 )
 from headway.hybrid.lookups import SplitLayout
-from parameter_servers import parameter_servers
+from parameter_servers import embedding_workers, parameter_servers
 
 STEPS = 12
 FEATURES = [
@@ -65,9 +66,9 @@ def connect(addresses: list[str], mode: str, *, user_learns: bool = True, **sett
     return hybrid.connect(hybrid.HybridConfig.of(values), tables=configs, features=FEATURES, seed=7)
 
 
-def collection(**options: Any) -> HashTableCollection:
+def collection(*, user_learns: bool = True, **options: Any) -> HashTableCollection:
     return HashTableCollection(
-        tables=table_configs(), features=FEATURES, gradient_reduction="sum", seed=7, **options
+        tables=table_configs(user_learns=user_learns), features=FEATURES, gradient_reduction="sum", seed=7, **options
     )
 
 
@@ -270,6 +271,44 @@ def skipping_worker(rank: int, send: object, *, addresses: list[str]) -> list[bo
     return [bool(is_equal), not torch.equal(own, before)]
 
 
+def test_errors_of_one_worker_are_raised_by_all(two_servers: list[str]) -> None:
+    run = partial(run_ranks, num_ranks=2, timeout_s=120, backend="gloo", wait_s=60)
+    assert run(partial(failing_worker, addresses=list(two_servers))) == [
+        "table hour: dense workers have different learning rates: 0.1 and 0.5",
+        "step 1 of dense worker 1: a gradient of table hour is not finite",
+        "dense workers end different steps: 3, 2. Each has to make or skip all steps, since small tables are in step",
+    ]
+
+
+def failing_worker(rank: int, send: object, *, addresses: list[str]) -> list[str]:
+    """Ends steps in wrong ways; returns what both workers said."""
+    replicas = connect(addresses, **HYBRID, sync_rows=100)._replicas
+    batch = replicas.prepare(batch_of(0, rank).features)
+    finite, infinite = torch.ones(6, 2).numpy(), torch.full((6, 2), float("inf")).numpy()
+    said = []
+    for step, gradients, rate in (
+        (0, finite, (0.1, 0.5)[rank]),
+        (1, infinite if rank == 1 else finite, 0.1),
+        (3 - rank, finite, 0.1),
+    ):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            replicas.end_step(step, batch, [None, gradients], [0.1, rate], is_strict=True)
+        said.append(str(caught.value))
+    of_all: list[Any] = [None, None]
+    dist.all_gather_object(of_all, said)
+    assert of_all[0] == of_all[1]
+    replicas.end_step(2, batch, [None, finite], [0.1, 0.1], is_strict=True)
+    assert len(set(read_sizes(replicas))) == 1
+    return said
+
+
+def read_sizes(replicas: Any) -> list[str]:
+    """Rows of all workers' replicas."""
+    of_all: list[Any] = [None, None]
+    dist.all_gather_object(of_all, str([table.size()["rows"] for table in replicas.tables]))
+    return of_all
+
+
 def test_gradients_that_are_not_finite_are_dropped_or_an_error(two_servers: list[str]) -> None:
     tables = connect(two_servers, **HYBRID, sync_rows=100)
     before = read(tables)
@@ -300,19 +339,9 @@ def test_wrong_features_are_refused_by_name(two_servers: list[str]) -> None:
     assert tables.step == 0 and tables.counts().begun == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"mode": "async"}, 'sync_rows = 100 contradicts mode = "async"'),
-        ({"mode": "hybrid", "workers": {"addresses": ["h:1"]}}, "sync_rows = 100 contradicts workers.addresses"),
-    ],
-)
-def test_settings_that_cannot_be_honoured_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(hybrid.ConfigError, match=message):
-        hybrid.HybridConfig.of({**settings, "sync_rows": 100})
-
-
-def test_a_negative_number_of_rows_is_refused() -> None:
+def test_settings_that_cannot_be_honoured_are_refused() -> None:
+    with pytest.raises(hybrid.ConfigError, match='sync_rows = 100 contradicts mode = "async"'):
+        hybrid.HybridConfig.of({"mode": "async", "sync_rows": 100})
     with pytest.raises(hybrid.ConfigError, match="sync_rows must be from 0, not -1"):
         hybrid.HybridConfig.of({"sync_rows": -1})
 
@@ -321,6 +350,11 @@ def test_servers_need_a_table() -> None:
     config = hybrid.HybridConfig.of({"sync_rows": 100})
     with pytest.raises(hybrid.ConfigError, match="sync_rows = 100 leaves no table for the servers"):
         hybrid.connect(config, tables=table_configs()[:1], features=[FEATURES[0]])
+
+
+def test_a_setting_without_effect_is_warned_of(two_servers: list[str]) -> None:
+    with pytest.warns(UserWarning, match="sync_rows = 99 has no effect: no table has max_rows up to it"):
+        connect(two_servers, **HYBRID, sync_rows=99)
 
 
 def test_only_tables_that_keep_all_rows_are_small() -> None:
@@ -339,3 +373,208 @@ def test_only_tables_that_keep_all_rows_are_small() -> None:
         config = hybrid.HybridConfig.of({"mode": mode, "sync_rows": 50})
         split = SplitLayout.of(config, [small, *others], features, None)
         assert ([] if split.small is None else [each.name for each in split.small.merged_tables]) == expected
+
+
+# With embedding workers
+
+
+def with_workers(roles: tuple[list[str], list[str]], **settings: Any) -> tuple[Any, hybrid.Loader]:
+    """Connects a dense worker and a loader."""
+    servers, workers = roles
+    sections = {"servers": {"addresses": servers}, "workers": {"addresses": workers}, "job": {"timeout_s": 30}}
+    config = hybrid.HybridConfig.of({**sections, **settings})
+    options: dict[str, Any] = {"tables": table_configs(user_learns=False), "features": FEATURES, "seed": 7}
+    return hybrid.connect(config, **options), hybrid.Loader(config, **options)
+
+
+def submitted(loader: hybrid.Loader, batch: hybrid.Batch) -> hybrid.Batch:
+    return hybrid.Batch(loader.submit(batch.features), batch.dense, batch.labels)
+
+
+def read_through(tables: Any, loader: hybrid.Loader) -> dict[str, torch.Tensor]:
+    """Embeddings of many ids."""
+    tables.eval()
+    found = tables(loader.submit(batch_of(99, 0, samples=200).features))
+    tables.train()
+    return {name: each.detach().clone() for name, each in found.items()}
+
+
+@pytest.fixture
+def roles() -> Iterator[tuple[list[str], list[str]]]:
+    with parameter_servers(2) as servers, embedding_workers(2, servers) as workers:
+        yield list(servers), list(workers)
+
+
+def test_row_indices_give_the_bits_of_ids(roles: tuple[list[str], list[str]], two_servers: list[str]) -> None:
+    tables, loader = with_workers(roles, **HYBRID, sync_rows=100)
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    losses = train(tables, [submitted(loader, batch) for batch in source])
+    expected = connect(two_servers, "sync", user_learns=False)
+    assert train(expected, source) == losses
+    assert same(read_through(tables, loader), read(expected))
+
+
+def test_checkpoints_of_row_indices_are_those_of_a_collection(
+    roles: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    settings = {"mode": "hybrid", "staleness": 0, "sync_rows": 100}
+    tables, loader = with_workers(roles, **settings)
+    expected = collection(process_group=LOCAL, user_learns=False)
+    train(tables, [submitted(loader, batch) for batch in source[:6]])
+    train(expected, source[:6])
+    tables.save(tmp_path / "servers")
+    expected.save(tmp_path / "collection")
+    loaded = collection(process_group=LOCAL, user_learns=False)
+    loaded.load(tmp_path / "servers")
+    found, wanted = records_of(loaded), records_of(expected)
+    assert {name: found[name] for name in ("city", "hour")} == {name: wanted[name] for name in ("city", "hour")}
+    losses = train(expected, source[6:])
+    assert train(tables, [submitted(loader, batch) for batch in source[6:]]) == losses, "it goes on after a checkpoint"
+    for folder in ("servers", "collection"):
+        tables.load(tmp_path / folder)
+        assert tables.step == 6 and same(read_through(tables, loader), read(loaded))
+        assert train(tables, [submitted(loader, batch) for batch in source[6:]]) == losses
+    with parameter_servers(3) as servers, embedding_workers(1, servers) as workers:
+        third, its_loader = with_workers((list(servers), list(workers)), **settings)
+        third.load(tmp_path / "collection")
+        assert train(third, [submitted(its_loader, batch) for batch in source[6:]]) == losses
+        assert same(read_through(third, its_loader), read(expected))
+
+
+def squares(tables: Any, batches: Any, save_at: int, folder: Path) -> list[float]:
+    """Trains without a dense model, and saves once before a step."""
+    losses = []
+    for batch in hybrid.batches(tables, batches):
+        loss = sum(each.square().sum() for each in tables(batch.features).values())
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        tables.optimizer.step()
+        losses.append(loss.item())
+        if len(losses) == save_at:
+            tables.save(folder)
+    return losses
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_a_training_that_resumes_has_the_bits_of_one_that_goes_on(tmp_path: Path, has_workers: bool) -> None:
+    source = [batch_of(step, 0) for step in range(STEPS)]
+    found = []
+    for first in (0, 5):
+        with parameter_servers(2) as servers, embedding_workers(1, servers) as workers:
+            if has_workers:
+                tables, loader = with_workers((list(servers), list(workers)), **HYBRID, sync_rows=100)
+                batches = [submitted(loader, batch) for batch in source[first:]]
+            else:
+                tables, batches = connect(list(servers), **HYBRID, sync_rows=100), source[first:]
+            if first > 0:
+                tables.load(tmp_path)
+            found.append(squares(tables, batches, 0 if first else 5, tmp_path))
+            counts = tables.counts()
+            assert (counts.trained, counts.lost, counts.in_flight) == (STEPS - first, {}, 0)
+    assert found[0][5:] == found[1]
+
+
+def test_compressed_values_leave_small_tables_alone(roles: tuple[list[str], list[str]]) -> None:
+    settings = {**HYBRID, "sync_rows": 100, "compression": {"ids": True, "values": True}}
+    tables, loader = with_workers(roles, **settings)
+    expected = collection(process_group=LOCAL, user_learns=False)
+    for step in range(4):
+        features = batch_of(step, 0).features
+        for learned, batch in ((tables, loader.submit(features)), (expected, features)):
+            found = learned(batch)
+            (found["city"].square().sum() + found["hour"].sum()).backward()
+            learned.optimizer.step()
+    here, there = read_through(tables, loader), read(expected)
+    assert all(torch.equal(here[name], there[name]) for name in ("city", "hour", "home"))
+    assert not torch.equal(here["user"], there["user"]), "these are rounded"
+
+
+def test_tables_with_row_indices_that_a_checkpoint_lacks_keep_their_rows(
+    roles: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    tables, loader = with_workers(roles, **HYBRID, sync_rows=100)
+    train(tables, [submitted(loader, batch_of(step, 0)) for step in range(4)])
+    before = read_through(tables, loader)
+    HashTableCollection(
+        tables=table_configs()[:1], features=[FEATURES[0], FEATURES[3]], process_group=LOCAL, seed=8
+    ).save(tmp_path)
+    tables.load(tmp_path, strict=False)
+    after = read_through(tables, loader)
+    assert torch.equal(after["hour"], before["hour"]) and torch.equal(after["user"], before["user"])
+    assert torch.equal(after["city"], read(collection(process_group=LOCAL))["city"]), "the checkpoint has no row of it"
+
+
+def test_rows_of_an_answer_that_nobody_read_come_again(
+    roles: tuple[list[str], list[str]], two_servers: list[str]
+) -> None:
+    tables, loader = with_workers(roles, **HYBRID, sync_rows=100)
+    expected = connect(two_servers, **HYBRID, sync_rows=100, user_learns=False)
+    source = [batch_of(0, 0), batch_of(0, 0), batch_of(1, 0)]
+    begun = [tables.begin(loader.submit(batch.features)) for batch in source]
+    others = [expected.begin(batch.features) for batch in source]
+    for learned, window in ((tables, begun), (expected, others)):
+        learned.skip()
+        for batch in window[1:]:
+            sum(each.square().sum() for each in learned(batch).values()).backward()
+            learned.optimizer.step()
+    assert same(read_through(tables, loader), read(expected))
+
+
+def test_evaluation_gives_no_rows(roles: tuple[list[str], list[str]]) -> None:
+    tables, loader = with_workers(roles, **HYBRID, sync_rows=100)
+    train(tables, [submitted(loader, batch_of(step, 0, samples=2)) for step in range(2)])
+    before = tables.small_rows()
+    expected = collection(process_group=LOCAL, user_learns=False)
+    train(expected, [batch_of(step, 0, samples=2) for step in range(2)])
+    assert same(read_through(tables, loader), read(expected)), "ids without a row have their initial embedding"
+    assert tables.small_rows() == before and before["city"] < 30
+
+
+def worker_with_indices(rank: int, send: object, *, roles: Any, counts: list[int], **settings: Any) -> Any:
+    """Like ``worker()``, with a loader in this process."""
+    group = dist.group.WORLD
+    tables, loader = with_workers(roles, **settings)
+    source = [submitted(loader, batch_of(step, rank, samples=4 + 3 * rank)) for step in range(counts[rank])]
+    own = torch.tensor(train(tables, source, group))
+    dist.all_reduce(own, group=group)
+    tables.drain()
+    of_worker = torch.cat([each.flatten() for each in read_through(tables, loader).values()])
+    of_all = [torch.empty_like(of_worker) for _ in counts]
+    dist.all_gather(of_all, of_worker, group=group)
+    return own.tolist(), of_worker.tolist(), all(torch.equal(of_worker, each) for each in of_all)
+
+
+def test_workers_with_row_indices_have_replicas_of_equal_bits(
+    roles: tuple[list[str], list[str]], two_servers: list[str]
+) -> None:
+    run = partial(run_ranks, num_ranks=2, timeout_s=120, backend="gloo", wait_s=60)
+    found = run(partial(worker_with_indices, roles=roles, counts=[7, STEPS], sync_rows=100, **HYBRID))
+    assert found[2], "replicas of all workers"
+    assert run(partial(worker, addresses=list(two_servers), counts=[7, STEPS], mode="sync")) == found
+
+
+def test_no_id_reaches_a_dense_worker(roles: tuple[list[str], list[str]]) -> None:
+    tables, loader = with_workers(roles, **HYBRID, sync_rows=100)
+    planted = 0x5EED_0DD5_1DE5_CAFE
+    ones = torch.ones(3, dtype=torch.int64)
+    found: list[Any] = []
+    tables._lookups._workers = Spy(tables._lookups._workers, found)
+    tables(loader.submit({each.name: (planted + torch.arange(3), ones) for each in FEATURES}))
+    assert len(found) == 1
+    columns = [each for part in (*found[0][2], *found[0][3]) for each in part if each is not None]
+    assert columns and all((np.asarray(each) < 100).all() for each in columns), "indices, counts and values"
+
+
+class Spy:
+    """Embedding workers whose answers are kept."""
+
+    def __init__(self, workers: Any, found: list[Any]) -> None:
+        self._workers, self._found = workers, found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workers, name)
+
+    def wait(self, step: int, rank: int) -> Any:
+        self._found.append(self._workers.wait(step, rank))
+        return self._found[-1]

@@ -228,6 +228,8 @@ def test_settings_that_a_mode_cannot_honour_are_named(
 def test_a_dense_model_on_servers_is_not_for_the_trainer() -> None:
     with pytest.raises(ConfigError, match=r'mode = "async" is for scripts of headway\.hybrid'):
         TrainingConfig.of(make_config(Path("log")).as_dict() | {"mode": "async"})
+    with pytest.raises(ConfigError, match=r"sync_rows = 9 is for scripts of headway\.hybrid"):
+        TrainingConfig.of(make_config(Path("log")).as_dict() | {"mode": "hybrid", "sync_rows": 9})
 
 
 def test_a_loss_that_is_not_finite_makes_no_step(tmp_path: Path, server: list[str]) -> None:

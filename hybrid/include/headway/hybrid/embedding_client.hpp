@@ -93,6 +93,12 @@ class EmbeddingClient {
   /// (servers)
   [[nodiscard]] std::vector<ServerStatus> status();
 
+  // Rows of small tables (src/worker/row_directory.hpp).
+  [[nodiscard]] std::size_t num_servers() const { return servers_.size(); }
+  [[nodiscard]] Requester::CallPtr start_rows(std::size_t server, std::span<RowQuery const> queries);
+  [[nodiscard]] bool has_answered(std::size_t server, Requester::Call& call);
+  [[nodiscard]] Body wait_rows(std::size_t server, Requester::Call& call);
+
   /// Waits for a server, and bytes exchanged with it.
   struct ServerUse {
     std::string name{};

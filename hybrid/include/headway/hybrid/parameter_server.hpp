@@ -5,6 +5,7 @@
 #include "headway/base/thread_pool.hpp"
 #include "headway/embedding/batch_device.hpp"
 #include "headway/embedding/concurrent_table.hpp"
+#include "headway/hybrid/indexed_rows.hpp"
 #include "headway/hybrid/requests.hpp"
 #include "headway/hybrid/server_messages.hpp"
 
@@ -17,6 +18,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -64,6 +66,12 @@ class ParameterServer {
         tables{};  ///< (merged tables) Null: the present one stays.
   };
 
+  /// Ids of a small table by their row indices.
+  struct RowIndices {
+    std::unordered_map<std::uint64_t, std::uint32_t> index_of{};
+    std::vector<std::uint64_t> ids{};
+  };
+
   // Requests that are alone.
   void handle_alone(Request& request);
   void configure(Request& request);
@@ -74,6 +82,13 @@ class ParameterServer {
   /// Copies the records of a merged table whose tables are not `loaded`.
   void keep_others(std::size_t merged, std::vector<std::uint32_t> const& loaded, embedding::Table& table) const;
   void take_loaded(Request& request);
+  // Rows of small tables: row_indices.cpp.
+  void hand_out_rows(Request& request);
+  void store_rows(Request& request);
+  /// @param ids of the one table of a merged table. They get indices unless they have them.
+  [[nodiscard]] IndexedRows rows_with_indices(std::size_t merged, std::span<std::uint64_t const> ids);
+  /// @throws base::UsageError if a merged table has several tables
+  [[nodiscard]] embedding::ConcurrentTable& small_table(std::size_t merged) const;
   [[nodiscard]] Body write_tables(std::string const& path) const;
   /// Refuses all that waits, and forgets all batches.
   /// @param come_again dense workers look them up in the next generation, so they are not lost
@@ -139,6 +154,7 @@ class ParameterServer {
   std::vector<embedding::MergedTable> merged_;
   std::vector<std::size_t> dims_;                                 ///< (merged tables)
   std::vector<std::unordered_set<std::uint32_t>> ids_of_tables_;  ///< (merged tables)
+  std::vector<RowIndices> row_indices_;                           ///< (merged tables)
   std::shared_ptr<embedding::BatchDevice> device_;
   std::vector<std::unique_ptr<embedding::ConcurrentTable>> tables_;
   std::uint64_t generation_ = 0;

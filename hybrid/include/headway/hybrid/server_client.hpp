@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headway/hybrid/checkpoint_messages.hpp"
+#include "headway/hybrid/indexed_rows.hpp"
 #include "headway/hybrid/requests.hpp"
 #include "headway/hybrid/server_messages.hpp"
 
@@ -52,6 +53,9 @@ class ServerClient {
   [[nodiscard]] Requester::CallPtr start_save(std::uint64_t generation, SaveArgs const& save);
   [[nodiscard]] Requester::CallPtr start_load(std::uint64_t generation, LoadArgs const& load);
   [[nodiscard]] Requester::CallPtr start_take_loaded(std::uint64_t generation);
+  // Rows of small tables.
+  [[nodiscard]] Requester::CallPtr start_rows(std::span<RowQuery const> queries);
+  [[nodiscard]] Requester::CallPtr start_store_rows(std::uint64_t generation, std::span<RowsToStore const> tables);
 
   [[nodiscard]] Requester& requester() { return requester_; }
 

@@ -32,6 +32,8 @@ enum class ServerRequest : std::uint32_t {
   kSave = 9,             ///< SaveArgs (checkpoint_messages.hpp); answered with SavedTable when the file is on disk.
   kLoad = 10,            ///< LoadArgs. Reads a checkpoint; answered with the rows that had no room.
   kTakeLoaded = 11,      ///< Replaces the tables by those of kLoad. Ends the generation.
+  kRows = 12,            ///< RowQuery (indexed_rows.hpp): ids of small tables; answered with indices and rows.
+  kStoreRows = 13,       ///< RowsToStore: rows of small tables, before kSave.
 };
 
 struct BatchId {

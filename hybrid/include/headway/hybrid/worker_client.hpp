@@ -28,7 +28,7 @@ class WorkerClient {
   /// Gives the worker its tables, features and compression, or compares them with those that it has. Call it before
   /// those below.
   void set_up(std::span<embedding::MergedTable const> tables, std::span<FeatureSetting const> features,
-              Compression compression = {});
+              Compression compression = {}, std::span<std::size_t const> small = {});
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token);
   /// Sends the ids of a batch. Waits until the worker has room for them.
   /// @param features in the order of set_up()

@@ -3,6 +3,7 @@
 
 #include "headway/embedding/features.hpp"
 #include "headway/embedding/sharded_table.hpp"
+#include "headway/hybrid/indexed_rows.hpp"
 #include "headway/hybrid/server_messages.hpp"
 #include "headway/hybrid/step_ledger.hpp"
 #include "headway/kernels/id_lists.hpp"
@@ -54,12 +55,15 @@ struct FeatureIds {
   std::span<float const> weights{};                ///< (K), or empty: 1 each.
 };
 
+/// @param small merged tables that dense workers keep in step: they get row indices
 [[nodiscard]] Body encode_set_up(std::span<embedding::MergedTable const> tables,
-                                 std::span<FeatureSetting const> features, Compression compression = {});
+                                 std::span<FeatureSetting const> features, Compression compression = {},
+                                 std::span<std::size_t const> small = {});
 struct DecodedSetUp {
   std::vector<embedding::MergedTable> tables{};
   std::vector<FeatureSetting> features{};
   Compression compression{};
+  std::vector<std::size_t> small{};
 };
 /// @throws base::UsageError for a malformed message; likewise below
 [[nodiscard]] DecodedSetUp decode_set_up(std::span<std::byte const> body);
@@ -82,6 +86,13 @@ struct DecodedSubmit {
 [[nodiscard]] Body encode_fetch(BatchName name, BatchId batch);
 [[nodiscard]] std::pair<BatchName, BatchId> decode_fetch(std::span<std::byte const> body);
 
+/// A feature of a small table. Shapes as for FeatureIds.
+struct SmallFeature {
+  std::vector<std::uint32_t> indices{};  ///< (K) Row indices in place of ids.
+  std::vector<std::int64_t> lengths{};   ///< (B)
+  std::vector<float> weights{};          ///< (K), or empty.
+};
+
 /// Embeddings of a batch: the answer to kFetch and kRead.
 struct Embeddings {
   std::vector<std::uint64_t> num_bags{};     ///< (features) One bag per list, or per id without pooling.
@@ -89,7 +100,11 @@ struct Embeddings {
   /// (merged tables) (bags) or empty. Bags of equal index hold the same one id, so they have one embedding, which
   /// travels once. Indices count in the order of first bags; see embedding::RoutedBatch::distinct_bags().
   std::vector<std::vector<std::uint32_t>> distinct_bags{};
+  std::vector<SmallFeature> small_features{};  ///< Features of small tables, whose `values` are empty.
+  std::vector<IndexedRows> small_rows{};       ///< (small tables) Rows that the dense worker may not have.
 };
+/// Bytes of the part of small tables.
+[[nodiscard]] std::size_t small_bytes_of(Embeddings const& embeddings);
 /// @param half_dims (merged tables) columns of a row, whose values are compressed; empty: they are not
 [[nodiscard]] Body encode_embeddings(Embeddings const& embeddings, std::span<std::size_t const> half_dims = {});
 [[nodiscard]] Embeddings decode_embeddings(std::span<std::byte const> body, std::span<std::size_t const> half_dims = {},
