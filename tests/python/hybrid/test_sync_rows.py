@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from headway.embedding import (
     TableConfig,
     Uniform,
 )
+from headway.hybrid.config import ServersConfig, WorkersConfig
 from headway.hybrid.lookups import SplitLayout
 from parameter_servers import embedding_workers, parameter_servers
 
@@ -503,6 +505,33 @@ def test_tables_with_row_indices_that_a_checkpoint_lacks_keep_their_rows(
     after = read_through(tables, loader)
     assert torch.equal(after["hour"], before["hour"]) and torch.equal(after["user"], before["user"])
     assert torch.equal(after["city"], read(collection(process_group=LOCAL))["city"]), "the checkpoint has no row of it"
+
+
+def test_unknown_ids_read_as_zeros_and_stored_rows_do_not(roles: tuple[list[str], list[str]], tmp_path: Path) -> None:
+    servers, workers = roles
+    sections: dict[str, Any] = {"servers": {"addresses": servers}, "workers": {"addresses": workers}}
+    config = hybrid.HybridConfig.of({**sections, **HYBRID, "sync_rows": 100})
+    city, *others = table_configs(user_learns=False)
+    options: dict[str, Any] = {
+        "tables": [replace(city, unknown="zeros"), *others], "features": FEATURES, "seed": 7
+    }  # fmt: skip
+    tables, loader = hybrid.connect(config, **options), hybrid.Loader(config, **options)
+    expected = HashTableCollection(process_group=LOCAL, gradient_reduction="sum", **options)
+    source = [batch_of(step, 0, samples=2) for step in range(2)]
+    assert train(tables, [submitted(loader, batch) for batch in source]) != []
+    train(expected, source)
+    wanted = read(expected)
+    assert bool((wanted["home"] == 0).all(dim=1).any()) and bool((wanted["home"] != 0).any()), "of both kinds"
+    assert same(read_through(tables, loader), wanted)
+    tables.save(tmp_path)
+    tables.load(tmp_path)
+    assert tables.small_rows() == {"city": 0, "hour": 0}, "rows come with the first batch that has them"
+    assert same(read_through(tables, loader), wanted)
+    with parameter_servers(1) as others_servers:
+        sections = {"workers": WorkersConfig(), "servers": ServersConfig(addresses=tuple(others_servers))}
+        direct = hybrid.connect(replace(config, **sections), **options)
+        direct.load(tmp_path)
+        assert same(read(direct), wanted)
 
 
 def test_rows_of_an_answer_that_nobody_read_come_again(
