@@ -8,7 +8,7 @@ Example: an answer has rows 0 and 3. Both are taken, and go to the other dense w
 answer has row 3 again, which is ignored.
 
 Invariants: a row is taken once. Rows of other workers are taken as one's own, and not sent again.
-Complexity: O(dim) for a row. N rows, D columns, S floats of optimizer state.
+Complexity: O(D + S) for a row. N rows, D columns, S floats of optimizer state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ArrivedRows:
     def __init__(self, dim: int, state_size: int) -> None:
         self.dim, self.state_size = dim, state_size
         self._position_of: dict[int, int] = {}
-        self._embeddings = np.empty((0, dim), np.float32)
+        self._embeddings = np.empty((0, dim), np.float32)  #: By position, with room behind; likewise below.
         self._are_stored = np.empty(0, bool)
         self._unsent: list[IndexedRows] = []
 
@@ -50,10 +50,16 @@ class ArrivedRows:
         if not fresh:
             return
         new = _select(rows, np.asarray(fresh))
+        first = len(self._position_of)
         for index in new[0].tolist():
             self._position_of[index] = len(self._position_of)
-        self._embeddings = np.concatenate([self._embeddings, new[4]])
-        self._are_stored = np.concatenate([self._are_stored, new[1] != 0])
+        end = len(self._position_of)
+        if end > len(self._are_stored):  # Room doubles, so a row is copied a few times at most.
+            room = 2 * end - first
+            self._embeddings = np.concatenate([self._embeddings[:first], np.empty((room, self.dim), np.float32)])
+            self._are_stored = np.concatenate([self._are_stored[:first], np.empty(room, bool)])
+        self._embeddings[first:end] = new[4]
+        self._are_stored[first:end] = new[1] != 0
         if is_own:
             self._unsent.append(new)
 
