@@ -12,7 +12,7 @@ namespace {
 
 class DamagedMessages : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Roles, DamagedMessages, testing::Bool(),
-                         [](auto const& info) { return info.param ? "Worker" : "Server"; });
+                         [](auto const& of_test) { return of_test.param ? "Worker" : "Server"; });
 
 TEST_P(DamagedMessages, AreRefusedOrAnswered) {
   std::mt19937 random(1);

@@ -9,6 +9,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -270,6 +273,22 @@ TEST(Requests, EndWithTheRequester) {
   auto const until = comm::deadline_after(kLong);
   while (!ends.responder->has_ended() && comm::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
   EXPECT_FALSE(ends.responder->why().empty());
+}
+
+TEST(Requests, AForkedChildLeavesTheRequesterToItsParent) {
+  Ends ends(echo);
+  static_cast<void>(ends.requester->ask({.kind = 1, .body = {}}, kLong));
+  std::this_thread::sleep_for(milliseconds(50));  // Its thread sleeps by then.
+  pid_t const child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    ends.requester.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(text_of(ends.requester->ask({.kind = 1, .body = bytes_of("still there")}, kLong)), "still there");
 }
 
 TEST(Requests, AnswersToARequesterThatHasGoneAreDropped) {

@@ -91,14 +91,10 @@ class Requester::Call {
 
 class Requester::Impl {
  public:
-  explicit Impl(std::unique_ptr<comm::Group> link) : process_(::getpid()), link_(std::move(link)) {
+  explicit Impl(std::unique_ptr<comm::Group> link) : link_(std::move(link)) {
     thread_ = std::thread([this] { run(); });
   }
   ~Impl() {
-    if (::getpid() != process_) {  // A forked child does not have the thread.
-      thread_.detach();
-      return;
-    }
     {
       std::lock_guard const lock(mutex_);
       is_ending_ = true;
@@ -236,7 +232,6 @@ class Requester::Impl {
     throw base::OperationError({base::StatusCode::kAborted, "an answer has a wrong header"});
   }
 
-  pid_t const process_;
   std::size_t most_piece_bytes_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;   ///< For those that wait: a leader has ended.
@@ -256,7 +251,11 @@ class Requester::Impl {
 
 Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout,
                      std::optional<std::chrono::microseconds> round_trip)
-    : impl_(std::make_shared<Impl>(std::move(link))) {
+    : impl_(new Impl(std::move(link)), [process = ::getpid()](Impl* impl) {
+        // A forked child does not have the thread, and the end of a condition variable waits for those that use it. So
+        // it leaks its copy.
+        if (::getpid() == process) delete impl;
+      }) {
   base::expects(impl_->link().size() == 2, "a link has two ends");
   auto shortest = std::chrono::microseconds::max();
   for (int i = 0; i < (round_trip ? 1 : kFirstQuestions); ++i) {
