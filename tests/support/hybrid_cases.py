@@ -70,3 +70,16 @@ def collection(**options: Any) -> HashTableCollection:
     return HashTableCollection(
         tables=table_configs(), features=feature_configs(), gradient_reduction="sum", seed=7, **options
     )
+
+
+def read_embeddings(tables: Any, features: Any) -> dict[str, torch.Tensor]:
+    """Copies of the embeddings of ids, read as in evaluation."""
+    tables.eval()
+    found = tables(features)
+    tables.train()
+    return {name: each.detach().clone() for name, each in found.items()}
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    """Whether two such results have equal bits."""
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

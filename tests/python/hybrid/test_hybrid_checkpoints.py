@@ -18,7 +18,7 @@ from headway.checkpoints import TrainingCheckpointError
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL, Adam, CheckpointError, FeatureConfig, TableConfig
 from headway.embedding.checkpoint import writing
-from hybrid_cases import Model, batch_of, collection, feature_configs, table_configs, train
+from hybrid_cases import Model, batch_of, collection, feature_configs, read_embeddings, same, table_configs, train
 from parameter_servers import embedding_workers, parameter_servers
 
 
@@ -31,14 +31,7 @@ def connect(addresses: list[str], mode: str = "sync", **settings: Any) -> hybrid
 
 def read(tables: Any) -> dict[str, torch.Tensor]:
     """Embeddings of many ids."""
-    tables.eval()
-    found = tables(batch_of(99, 0, samples=200).features)
-    tables.train()
-    return {name: each.detach().clone() for name, each in found.items()}
-
-
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    return read_embeddings(tables, batch_of(99, 0, samples=200).features)
 
 
 def test_servers_and_collections_read_the_same_folder(tmp_path: Path) -> None:

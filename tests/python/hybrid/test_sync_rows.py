@@ -30,6 +30,7 @@ from headway.embedding import (
 )
 from headway.hybrid.config import ServersConfig, WorkersConfig
 from headway.hybrid.lookups import SplitLayout
+from hybrid_cases import read_embeddings, same
 from parameter_servers import embedding_workers, parameter_servers
 
 STEPS = 12
@@ -96,14 +97,7 @@ def train(tables: Any, source: list[hybrid.Batch], group: dist.ProcessGroup | No
 
 def read(tables: Any) -> dict[str, torch.Tensor]:
     """Embeddings of many ids."""
-    tables.eval()
-    found = tables(batch_of(99, 0, samples=200).features)
-    tables.train()
-    return {name: each.detach().clone() for name, each in found.items()}
-
-
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    return read_embeddings(tables, batch_of(99, 0, samples=200).features)
 
 
 @pytest.fixture
