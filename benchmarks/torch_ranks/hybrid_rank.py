@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from headway import hybrid
+from headway.comm.process_end import end_process
 from headway.embedding import FeatureConfig, RowWiseAdagrad, Sgd, TableConfig
 
 from benchmarks.torch_ranks.hybrid_model import (
@@ -116,3 +117,4 @@ def _aligned_time() -> float:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+    end_process()

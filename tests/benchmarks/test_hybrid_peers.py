@@ -21,7 +21,7 @@ from dlrm_examples.support.data.zipf import draw_zipf
 
 SETTINGS: dict[str, Any] = {
     "features": 2, "dim": 4, "ids": 1000, "batch": 64, "compute_ms": 0, "steps": 3, "rounds": 1, "timeout_s": 30,
-    "staleness": 1,
+    "staleness": 1, "hidden": [16],
 }  # fmt: skip
 
 

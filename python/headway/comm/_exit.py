@@ -4,6 +4,9 @@
 A thread that frees a tensor after the interpreter has shut down aborts the process. An exit handler therefore ends the
 threads of all headway groups while the interpreter is still alive. These are Headway's own threads and the threads of
 Gloo, which does the reductions.
+
+Threads of a group with PyTorch's own backend "gloo" are out of reach. So a program of this repository that has such a
+group ends by ``end_process()``.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.multiprocessing import ProcessContext, start_processes  # type: ignore[attr-defined]
 
 import headway  # noqa: F401 - registers the backend
+from headway.comm.process_end import end_process
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 _POLL_S = 0.2
@@ -114,10 +115,10 @@ def _are_running(ranks: ProcessContext) -> bool:
     """
     codes = {rank: process.exitcode for rank, process in enumerate(ranks.processes)}
     failed = {rank: code for rank, code in codes.items() if code}
-    for rank, code in failed.items():
-        if code < 0:
-            raise RankFailedError(f"rank {rank} was killed by {signal.Signals(-code).name}")
     errors = {rank: path for rank in failed if (path := Path(ranks.error_files[rank])).exists()}
+    for rank, code in failed.items():
+        if code < 0 and rank not in errors:  # After an error Gloo may abort the process as it ends: see end_process().
+            raise RankFailedError(f"rank {rank} was killed by {signal.Signals(-code).name}")
     if errors:
         first = min(errors, key=lambda rank: errors[rank].stat().st_mtime_ns)
         text = pickle.loads(errors[first].read_bytes()).rpartition(f"{RankFailedError.__name__}: ")[2].strip()
@@ -150,6 +151,7 @@ def _rank_main(
         raise RankFailedError(_describe(error)) from None
     if rank == 0:
         outbox.put((result, True))
+    end_process()
 
 
 def _describe(error: Exception) -> str:

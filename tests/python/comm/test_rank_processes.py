@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -60,3 +64,28 @@ def test_messages_of_a_rank_keep_their_order_and_the_result_is_that_of_rank_0() 
     assert run_ranks(send_and_add, num_ranks=2, timeout_s=60, backend="gloo", on_message=found.append) == 2
     for rank in range(2):
         assert [number for sender, number in found if sender == rank] == list(range(100))
+
+
+class AbortsAtShutdown:
+    """Aborts the process if the interpreter shuts down, as a thread of Gloo may."""
+
+    def __del__(self) -> None:
+        os.abort()
+
+
+def abort_at_shutdown(rank: int, send: object, *, folder: Path, fails: bool) -> int:
+    modules: Any = sys.modules
+    modules[AbortsAtShutdown.__name__] = AbortsAtShutdown()
+    atexit.register((folder / str(rank)).touch)
+    if fails and rank == 1:
+        raise ValueError("no such thing")
+    dist.barrier()
+    return 7
+
+
+def test_a_rank_that_would_abort_at_its_end_is_no_failure(tmp_path: Path) -> None:
+    run = partial(run_ranks, num_ranks=2, timeout_s=60, backend="gloo")
+    assert run(partial(abort_at_shutdown, folder=tmp_path, fails=False)) == 7
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1"], "exit handlers ran"
+    with pytest.raises(RankFailedError, match="rank 1 failed: ValueError: no such thing"):
+        run(partial(abort_at_shutdown, folder=tmp_path, fails=True))

@@ -29,7 +29,7 @@ from headway import hybrid
 from headway.embedding import FeatureConfig, Sgd, TableConfig
 
 if "RANK" in __import__("os").environ:
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("headway")
 TABLES = [TableConfig("item", dim=4, optimizer=Sgd(lr=1.0))]
 FEATURES = [FeatureConfig("item", table="item", pooling="sum")]
 tables = hybrid.connect(sys.argv[1], tables=TABLES, features=FEATURES)

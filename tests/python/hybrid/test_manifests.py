@@ -23,7 +23,7 @@ import torch
 from headway import hybrid
 from headway.embedding import FeatureConfig, Sgd, TableConfig
 
-torch.distributed.init_process_group("gloo")
+torch.distributed.init_process_group("headway")
 TABLES = [TableConfig("item", dim=4, optimizer=Sgd(lr=1.0))]
 FEATURES = [FeatureConfig("item", table="item", pooling="sum")]
 tables = hybrid.connect(sys.argv[1], tables=TABLES, features=FEATURES)
