@@ -19,8 +19,9 @@ struct BodyAllocator {
   using value_type = T;
 
   BodyAllocator() = default;
+  // Allocators convert implicitly.
   template <class Other>
-  BodyAllocator(BodyAllocator<Other> const&) noexcept {}
+  BodyAllocator(BodyAllocator<Other> const&) noexcept {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] T* allocate(std::size_t count) { return static_cast<T*>(allocate_body(count * sizeof(T))); }
   void deallocate(T* memory, std::size_t count) noexcept { free_body(memory, count * sizeof(T)); }

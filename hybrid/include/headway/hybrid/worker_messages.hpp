@@ -36,7 +36,7 @@ enum class WorkerRequest : std::uint32_t {
 struct BatchName {
   std::uint64_t loader = 0, number = 0;
 
-  auto operator<=>(BatchName const&) const = default;
+  auto operator<=>(BatchName const&) const = default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 sees a 0.
 };
 [[nodiscard]] std::string to_string(BatchName name);
 
