@@ -118,6 +118,9 @@ def next_times(times: Tensor, offsets: Tensor, last: Tensor | None = None) -> Te
     the requested item, which corresponds to ``last``. Otherwise it holds 0, and the difference is the last token's own
     time stamp.
 
+    It is for models that predict the next item. With ``Sequences(num_targets=)`` targets have to ask at their own
+    times: the time of the next target may tell what a user did with this one.
+
     Args:
         times: (T,) int64, time of each token.
         offsets: (B + 1,) int64.

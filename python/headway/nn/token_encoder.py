@@ -8,8 +8,8 @@ projection is added there.
 Example: 1 contextual feature, a history of 2 events and 2 targets: tokens u h0 h1 t0 t1. The u token sees itself and
 the history. h0 and h1 see u and what came before. t0 and t1 see u, h0, h1 and themselves, but not each other.
 
-Invariants: a target's token depends on its own features alone, and never on its label or action. Tokens of a sample are
-adjacent, so masks are those of ``Sequences``. On a GPU rows of no sample follow them (row_padding.py).
+Invariants: a target's token depends on its own features and time alone, and never on its label or action. Tokens of a
+sample are adjacent, so masks are those of ``Sequences``. On a GPU rows of no sample follow them (row_padding.py).
 Complexity: one lookup for all features, and one matrix product per kind of token.
 
 Shapes: B samples, C contextual features, H events of histories, N targets, T >= B C + H + N tokens, E columns.
@@ -31,7 +31,6 @@ from headway.data.schema import SampleSchema
 from headway.embedding import FeatureConfig, HashTableCollection, Optimizer, PendingBatch, TableConfig
 from headway.embedding.process_groups import GroupOrLocal
 from headway.nn.dropout_keys import token_keys
-from headway.nn.relative_bias import next_times
 from headway.nn.row_padding import pad_rows, padded_rows
 from headway.nn.sequences import Sequences, offsets_of
 
@@ -195,14 +194,14 @@ class TokenEncoder(nn.Module):
     def _sequences(self, batch: SampleBatch, offsets: Tensor, seed: int, step: int, *, num_rows: int) -> Sequences:
         num_context = len(self.schema.context)
         num_tokens = batch.num_events + num_context * batch.num_samples
-        times = query_times = dropout_keys = None
+        times = dropout_keys = None
         event_times = batch.times if self._has_times else None
         if event_times is not None or self._has_dropout_keys:
             samples = torch.repeat_interleave(offsets.diff(), output_size=num_tokens)
             positions = torch.arange(num_tokens, device=offsets.device) - offsets[samples]
             if event_times is not None:
-                times = self._token_times(event_times, samples, positions, num_context)
-                query_times = pad_rows(next_times(times, offsets), num_rows)
+                has_history = (batch.history_lengths > 0)[samples]
+                times = self._token_times(event_times, samples, positions, num_context, has_history)
                 times = pad_rows(times, num_rows)
             if self._has_dropout_keys:
                 keys = token_keys(batch.sample_ids, samples, positions, seed=seed, step=step)
@@ -213,20 +212,29 @@ class TokenEncoder(nn.Module):
             num_contextual=torch.full_like(batch.history_lengths, num_context, dtype=torch.int32),
             num_targets=batch.target_lengths.to(torch.int32),
             times=times,
-            query_times=query_times,
+            # A token asks at its own time. At that of its successor, a target would see when the next one was shown,
+            # which may tell what the user did with the first.
+            query_times=times,
             dropout_keys=dropout_keys,
         )
 
     @staticmethod
-    def _token_times(event_times: Tensor, samples: Tensor, positions: Tensor, num_context: int) -> Tensor:
-        """Returns the time of each token, (T,): contextual tokens have that of the first event of their sample."""
+    def _token_times(
+        event_times: Tensor, samples: Tensor, positions: Tensor, num_context: int, has_history: Tensor
+    ) -> Tensor:
+        """Returns the time of each token, (T,).
+
+        Contextual tokens have that of the first event of their history, or 0 without one: the first target's would tell
+        other targets when it was shown.
+        """
         if num_context == 0:
             return event_times
         events = torch.arange(len(samples), device=samples.device) - (samples + 1) * num_context
         first_event = events + (num_context - positions).clamp(min=0)
         if len(event_times) == 0:
             return torch.zeros_like(samples)
-        return event_times[first_event.clamp(max=len(event_times) - 1)]
+        of_tokens = event_times[first_event.clamp(max=len(event_times) - 1)]
+        return torch.where(has_history | (positions >= num_context), of_tokens, 0)
 
 
 def join_deep_inputs(of_targets: Tensor, context: Sequence[Tensor], history: Tensor, samples: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ logit per label ("click", "buy").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,12 @@ def test_tokens_are_context_history_and_targets(batches: list[SampleBatch]) -> N
     assert tokens.targets.tolist() == [end - n + i for end, n in zip(ends, counts, strict=True) for i in range(n)]
     assert tokens.sequences.times is not None and batch.times is not None
     begins = tokens.sequences.offsets[:-1].tolist()
-    event = 0
+    event, histories = 0, batch.history_lengths.tolist()
     for begin, end in zip(begins, ends, strict=True):
         times = tokens.sequences.times[begin:end].tolist()
         expected = batch.times[event : event + end - begin - 1].tolist()
-        assert times == [expected[0], *expected]  # The context token has the time of the first event.
+        # The context token has the time of the first event of the history.
+        assert times == [expected[0] if histories.pop(0) > 0 else 0, *expected]
         event += end - begin - 1
 
 
@@ -94,8 +96,18 @@ def test_no_logit_depends_on_a_label(batches: list[SampleBatch]) -> None:
             assert torch.equal(model.logits(change_all(batch, name)), model.logits(batch))
 
 
-def test_a_target_does_not_see_other_targets(batches: list[SampleBatch]) -> None:
-    model, batch = make_model().eval(), batches[0]
+def with_relative_biases() -> GRM:
+    """A model whose attention looks at positions and times."""
+    model = make_model(replace(CONFIG, num_time_buckets=128, position_bias=True)).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("time_weights", "position_weights")):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: make_model().eval(), with_relative_biases])
+def test_a_target_does_not_see_other_targets(batches: list[SampleBatch], make: Callable[[], GRM]) -> None:
+    model, batch = make(), batches[0]
     first_of_samples = (batch.target_lengths.cumsum(0) - batch.target_lengths).tolist()
     event_offsets = (batch.history_lengths + batch.target_lengths).cumsum(0)
     last_events = event_offsets - 1  # The last target of each sample gets another item.
@@ -108,6 +120,22 @@ def test_a_target_does_not_see_other_targets(batches: list[SampleBatch]) -> None
             after[first : first + count - 1], before[first : first + count - 1], rtol=0, atol=1e-6
         )
         assert not torch.allclose(after[first + count - 1], before[first + count - 1], rtol=0, atol=1e-6)
+
+
+def test_a_target_does_not_see_the_times_of_other_targets(batches: list[SampleBatch]) -> None:
+    model, batch = with_relative_biases(), batches[0]
+    assert batch.times is not None
+    ends, counts = batch.event_lengths.cumsum(0).tolist(), batch.target_lengths.tolist()
+    before = torch.split(model.logits(batch), counts)
+    for place in (0, -1):  # The times of all targets but the first, or the last, are those of years later.
+        times = batch.times.clone()
+        for end, count in zip(ends, counts, strict=True):
+            others = [end - count + index for index in range(count) if index != place % count]
+            times[others] += 10**8
+        after = torch.split(model.logits(replace(batch, times=times)), counts)
+        for old, new in zip(before, after, strict=True):
+            assert torch.equal(new[place], old[place])
+    assert not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)), "times count"
 
 
 def test_losses_are_those_of_the_probabilities(batches: list[SampleBatch]) -> None:
