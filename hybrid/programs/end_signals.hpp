@@ -17,9 +17,11 @@ inline sigset_t block_end_signals() {
   return signals;
 }
 
-inline void await_end(sigset_t const& signals) {
+/// @returns the signal
+inline int await_end(sigset_t const& signals) {
   int signal = 0;
   sigwait(&signals, &signal);
+  return signal;
 }
 
 }  // namespace headway::hybrid

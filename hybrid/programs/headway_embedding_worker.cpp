@@ -36,14 +36,16 @@ constexpr char const* kUsage = R"(usage: headway-embedding-worker --servers HOST
   --max-request-mib N   largest request in MiB (default: 256)
   --buffer-mib N        ids of batches that nobody has fetched yet; loaders wait beyond it (default: 1024)
   --metrics HOST:PORT   where Prometheus finds the counters of this worker (default: nowhere)
+  --leave-timeout MS    longest time that SIGTERM leaves for the batches that are here (default: 20000)
 The secret of the job is in HEADWAY_GROUP_SECRET, or in the file HEADWAY_GROUP_SECRET_FILE.
-The first trainer tells tables and features. SIGTERM and SIGINT end the worker.
+The first trainer tells tables and features. After SIGTERM the worker takes no batches of loaders, and ends once it has
+none left, or nobody is connected. SIGINT, or a second SIGTERM, ends it at once.
 )";
 
 struct Arguments {
   std::vector<std::string> servers;
   int threads = 1;
-  std::chrono::milliseconds timeout{120'000}, connect_timeout{60'000};
+  std::chrono::milliseconds timeout{120'000}, connect_timeout{60'000}, leave_timeout{20'000};
   std::size_t max_request_mib = 256, buffer_mib = 1024;
   std::string metrics;
   RequestServiceOptions service{.address = "0.0.0.0:7100"};
@@ -69,6 +71,7 @@ Arguments parse(std::vector<std::string> const& words) {
   options.add_number("--threads", arguments.threads, 1);
   options.add_duration("--timeout", arguments.timeout, 1);
   options.add_duration("--connect-timeout", arguments.connect_timeout, 1);
+  options.add_duration("--leave-timeout", arguments.leave_timeout, 0);
   options.add_number("--max-request-mib", arguments.max_request_mib, 1);
   options.add_number("--buffer-mib", arguments.buffer_mib, 1);
   options.add_text("--metrics", arguments.metrics);
@@ -92,6 +95,31 @@ std::vector<ServerEnd> connect(Arguments const& arguments) {
   return ends;
 }
 
+/// Waits until a worker that leaves has no batch left. It must have had none for some time, since a void notice for a
+/// step without a batch may be on its way, or an answer.
+/// @throws base::OperationError if batches are left at the time limit
+void leave(EmbeddingWorker& worker, RequestService const& service, std::chrono::milliseconds limit,
+           sigset_t const& signals) {
+  constexpr std::chrono::milliseconds kWithoutBatches(1000);
+  constexpr timespec kTick{.tv_sec = 0, .tv_nsec = 50'000'000};
+  using Clock = std::chrono::steady_clock;
+  worker.leave();
+  auto const until = Clock::now() + limit;
+  auto idle_since = Clock::now();
+  while (service.num_links() > 0) {
+    if (sigtimedwait(&signals, nullptr, &kTick) > 0) return;
+    auto const now = Clock::now();
+    auto const num_batches = worker.num_batches();
+    if (num_batches > 0) idle_since = now;
+    if (now - idle_since >= kWithoutBatches) return;
+    if (now >= until) {
+      throw base::OperationError(
+          {base::StatusCode::kTimeout,
+           std::to_string(num_batches) + " batches are left after --leave-timeout " + std::to_string(limit.count())});
+    }
+  }
+}
+
 void serve(Arguments const& arguments, sigset_t const& signals) {
   EmbeddingWorker worker({.connect = [&] { return connect(arguments); },
                           .timeout = arguments.timeout,
@@ -106,7 +134,7 @@ void serve(Arguments const& arguments, sigset_t const& signals) {
   }
   std::printf("listening at %s\n", service.address().c_str());
   std::fflush(stdout);
-  await_end(signals);
+  if (await_end(signals) == SIGTERM) leave(worker, service, arguments.leave_timeout, signals);
 }
 
 }  // namespace

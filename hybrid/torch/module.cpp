@@ -477,83 +477,123 @@ class PythonClient {
   std::unique_ptr<EmbeddingClient> client_;
 };
 
-/// Embedding workers, for a loader or a dense worker.
+/// Embedding workers, for a loader or a dense worker. They come and go: one that left is forgotten when it has no batch
+/// of this dense worker.
 class PythonWorkers {
  public:
-  /// Worker, number of the loader, number of the batch.
-  using Reference = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
+  /// Address of the worker, number of the loader, number of the batch.
+  using Reference = std::tuple<std::string, std::uint64_t, std::uint64_t>;
   /// Row indices (K,), lengths (B,), weights (K,) or None.
   using SmallTuple = std::tuple<Ids, Ids, std::optional<Floats>>;
   /// (features) bags, (bags, dim) of each merged table, features and rows of small tables.
   using Found =
       std::tuple<std::vector<std::uint64_t>, std::vector<Floats>, std::vector<SmallTuple>, std::vector<RowsTuple>>;
 
-  PythonWorkers(std::vector<std::string> const& addresses, std::string const& job,
-                std::vector<embedding::TableSettings> const& settings,
+  PythonWorkers(std::string job, std::vector<embedding::TableSettings> const& settings,
                 std::vector<std::vector<std::uint32_t>> const& table_ids,
                 std::vector<std::vector<std::string>> const& table_names, std::vector<bool> const& reads_zeros,
                 std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const& features,
-                double timeout_s, double connect_timeout_s, bool compress_ids, bool compress_values,
-                std::vector<std::size_t> const& small) {
-    auto const tables = merged_tables_of(settings, table_ids, table_names, reads_zeros);
-    for (auto const& table : tables) dims_.push_back(table.options.dim);
-    std::vector<FeatureSetting> of_features;
+                double timeout_s, bool compress_ids, bool compress_values, std::vector<std::size_t> small)
+      : job_(std::move(job)),
+        tables_(merged_tables_of(settings, table_ids, table_names, reads_zeros)),
+        timeout_(milliseconds_of(timeout_s)),
+        compression_{.ids = compress_ids, .values = compress_values},
+        small_(std::move(small)) {
+    for (auto const& table : tables_) dims_.push_back(table.options.dim);
     for (auto const& [name, table, pooling] : features) {
-      of_features.push_back({.name = name, .table = table, .pooling = embedding::pooling_of(pooling)});
+      features_.push_back({.name = name, .table = table, .pooling = embedding::pooling_of(pooling)});
     }
-    num_features_ = of_features.size();
-    auto const options = link_options(job, connect_timeout_s);
+  }
+
+  /// Connects with a worker, and gives it tables, features and the present generation.
+  /// @param name for errors
+  void connect(std::string const& address, std::string const& name, double connect_timeout_s) {
+    auto const options = link_options(job_, connect_timeout_s);
     py::gil_scoped_release const without_gil;
-    for (auto const& address : addresses) {
-      auto const name = "embedding worker " + std::to_string(workers_.size()) + " at " + address;
-      workers_.push_back(
-          std::make_unique<WorkerClient>(name, comm::dial(address, options), milliseconds_of(timeout_s)));
-      workers_.back()->set_up(tables, of_features, {.ids = compress_ids, .values = compress_values}, small);
+    std::unique_ptr<comm::Group> link;
+    try {
+      link = comm::dial(address, options);
+    } catch (base::SystemError const& error) {
+      throw base::SystemError(name + ": " + error.what());
     }
-    waited_.resize(workers_.size());
+    auto worker = std::make_unique<WorkerClient>(name, std::move(link), timeout_);
+    worker->set_up(tables_, features_, compression_, small_);
+    if (generation_ > 0) worker->begin_generation(generation_, *generation_options_, token_);
+    workers_.insert_or_assign(address, std::move(worker));
+    waited_.try_emplace(name);
+  }
+
+  [[nodiscard]] std::vector<std::string> addresses() const {
+    std::vector<std::string> found;
+    for (auto const& [address, worker] : workers_) found.push_back(address);
+    return found;
   }
 
   void begin_generation(std::uint64_t generation, StepLedger::Options const& options, std::uint64_t token) {
     py::gil_scoped_release const without_gil;
-    for (auto const& worker : workers_) worker->begin_generation(generation, options, token);
+    for (auto const& address : addresses()) {
+      unless_it_has_left(address, [&] { workers_.at(address)->begin_generation(generation, options, token); });
+    }
+    expect_workers();
     generation_ = generation;
+    generation_options_ = options;
+    token_ = token;
     batches_.clear();
   }
 
-  void submit(Reference const& reference, std::vector<FeatureTuple> const& tuples) {
-    auto const [index, loader, number] = reference;
+  /// @returns why the worker has not taken the batch, if it is leaving or lost; it is forgotten
+  std::optional<std::string> submit(Reference const& reference, std::vector<FeatureTuple> const& tuples) {
+    auto const& [address, loader, number] = reference;
+    BatchName const batch{.loader = loader, .number = number};
     std::vector<FeatureIds> ids;
     for (auto const& [name, table, pooling, values, lengths, weights] : tuples) {
       ids.push_back({.ids = span_of(values), .lengths = span_of(lengths)});
       if (weights) ids.back().weights = span_of(*weights);
     }
     py::gil_scoped_release const without_gil;
-    workers_.at(index)->submit({.loader = loader, .number = number}, ids, check_signals);
+    try {
+      at(address).submit(batch, ids, check_signals);
+      return std::nullopt;
+    } catch (RequestRefused const& refused) {
+      if (refused.code() != ReplyCode::kLeaving) throw;
+      workers_.erase(address);
+      return refused.what();
+    } catch (base::OperationError const& error) {
+      if (error.status().code() == base::StatusCode::kTimeout) throw;
+      workers_.erase(address);
+      return error.what();
+    }
   }
 
   /// @param reference None: a step without a batch, which has no bags
-  void start(std::uint64_t step, std::uint32_t rank, std::optional<Reference> const& reference) {
+  /// @returns false if the connection with the worker is lost, and no batch needed it; connect again
+  bool start(std::uint64_t step, std::uint32_t rank, std::optional<Reference> const& reference) {
     Batch batch;
     if (reference) {
-      auto const [index, loader, number] = *reference;
-      batch.worker = index;
+      auto const& [address, loader, number] = *reference;
+      BatchName const name{.loader = loader, .number = number};
+      batch.worker = address;
       py::gil_scoped_release const without_gil;
-      batch.fetch = workers_.at(index)->start_fetch(generation_, {.loader = loader, .number = number}, {step, rank});
+      bool const has_started = unless_it_has_left(address, [&] {
+        batch.fetch = at(address).start_fetch(generation_, name, {step, rank});
+      });
+      if (!has_started) return false;
     } else {
-      batch.found = Embeddings{.num_bags = std::vector<std::uint64_t>(num_features_),
+      batch.found = Embeddings{.num_bags = std::vector<std::uint64_t>(features_.size()),
                                .values = std::vector<std::vector<float>>(dims_.size()),
                                .distinct_bags = {}};
       batch.is_empty = true;
     }
     batches_.insert_or_assign(step, std::move(batch));
+    return true;
   }
 
   Found wait(std::uint64_t step, std::uint32_t rank) {
     auto& batch = at(step);
     if (!batch.found) {
       py::gil_scoped_release const without_gil;
-      Stopwatch const stopwatch(waited_[batch.worker]);
-      batch.found = workers_.at(batch.worker)->wait_embeddings(*batch.fetch, {step, rank}, check_signals);
+      Stopwatch const stopwatch(waited_[at(batch.worker).name()]);
+      batch.found = at(batch.worker).wait_embeddings(*batch.fetch, {step, rank}, check_signals);
     }
     return arrays_of(*batch.found);
   }
@@ -569,20 +609,26 @@ class PythonWorkers {
     base::expects(batch.found.has_value(),
                   "the embeddings of the batch of step " + std::to_string(step) + " have not come");
     py::gil_scoped_release const without_gil;
-    batch.end = workers_.at(batch.worker)->start_gradients(generation_, {step, rank}, parts, *batch.found);
+    batch.end = at(batch.worker).start_gradients(generation_, {step, rank}, parts, *batch.found);
   }
 
   void drop(std::uint64_t step, std::uint32_t rank, std::string const& cause) {
     auto& batch = at(step);
-    auto const of_batch = batch.is_empty ? LossCause::kNoBatch : cause_of(cause);
     py::gil_scoped_release const without_gil;
-    batch.end = workers_.at(batch.worker)->start_drop(generation_, {step, rank}, of_batch);
+    if (batch.is_empty) return drop_empty(batch, {step, rank});
+    batch.end = at(batch.worker).start_drop(generation_, {step, rank}, cause_of(cause));
   }
 
   bool is_finished(std::uint64_t step, std::uint32_t /*rank*/) {
     auto const& batch = at(step);
     py::gil_scoped_release const without_gil;
-    return batch.end != nullptr && workers_.at(batch.worker)->is_finished(*batch.end);
+    if (batch.end == nullptr) return false;
+    try {
+      return at(batch.worker).is_finished(*batch.end);
+    } catch (base::OperationError const&) {
+      if (!batch.is_empty) throw;
+      return true;  // finish() tells another worker.
+    }
   }
 
   bool finish(std::uint64_t step, std::uint32_t rank) {
@@ -591,44 +637,102 @@ class PythonWorkers {
     bool is_finite = true;
     {
       py::gil_scoped_release const without_gil;
-      Stopwatch const stopwatch(waited_[batch.worker]);
-      is_finite = workers_.at(batch.worker)->finish(*batch.end, {step, rank}, check_signals);
+      Stopwatch const stopwatch(waited_[at(batch.worker).name()]);
+      for (bool is_repeated = false;; is_repeated = true) {
+        try {
+          is_finite = at(batch.worker).finish(*batch.end, {step, rank}, check_signals);
+          break;
+        } catch (RequestRefused const& refused) {
+          // The lost worker had passed the void notice on, so servers take no second one.
+          if (!is_repeated || refused.code() == ReplyCode::kOldGeneration) throw;
+          break;
+        } catch (base::OperationError const& error) {
+          if (!batch.is_empty || error.status().code() == base::StatusCode::kTimeout) throw;
+          workers_.erase(batch.worker);
+          drop_empty(batch, {step, rank});
+        }
+      }
     }
     batches_.erase(step);
     return is_finite;
   }
 
-  /// (embedding workers) Name, and the time in seconds that was waited for it.
+  /// Names of all workers so far, and the time in seconds that was waited for each.
   [[nodiscard]] std::vector<std::pair<std::string, double>> waits() const {
     std::vector<std::pair<std::string, double>> waits;
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
-      waits.emplace_back(workers_[i]->name(), Seconds(waited_[i]).count());
-    }
+    for (auto const& [name, waited] : waited_) waits.emplace_back(name, Seconds(waited).count());
     return waits;
   }
 
   Found read(Reference const& reference) {
-    auto const [index, loader, number] = reference;
+    auto const& [address, loader, number] = reference;
+    BatchName const name{.loader = loader, .number = number};
     Embeddings found;
     {
       py::gil_scoped_release const without_gil;
-      found = workers_.at(index)->read({.loader = loader, .number = number}, check_signals);
+      found = at(address).read(name, check_signals);
     }
     return arrays_of(found);
   }
 
   void end_at(std::uint64_t step) {
     py::gil_scoped_release const without_gil;
-    workers_.front()->end_at(generation_, step);
+    bool has_told = false;
+    for (auto const& address : addresses()) {
+      if (has_told) break;
+      has_told = unless_it_has_left(address, [&] { workers_.at(address)->end_at(generation_, step); });
+    }
+    expect_workers();
   }
 
  private:
   struct Batch {
-    std::size_t worker = 0;
+    std::string worker{};  ///< Its address.
     bool is_empty = false;
     Requester::CallPtr fetch{}, end{};
     std::optional<Embeddings> found{};
   };
+
+  [[nodiscard]] WorkerClient& at(std::string const& address) {
+    auto const found = workers_.find(address);
+    base::expects(found != workers_.end(), "there is no connection with an embedding worker at " + address);
+    return *found->second;
+  }
+
+  void expect_workers() const {
+    if (workers_.empty()) {
+      throw base::OperationError({base::StatusCode::kPeerLost, "no embedding worker is left"});
+    }
+  }
+
+  /// Calls `call`, and forgets the worker if it is lost and has no batch of this dense worker.
+  /// @returns false if it was forgotten
+  template <class Call>
+  bool unless_it_has_left(std::string const& address, Call call) {
+    try {
+      call();
+      return true;
+    } catch (base::OperationError const& error) {
+      bool const is_needed = std::ranges::any_of(
+          batches_, [&](auto const& each) { return each.second.worker == address && !each.second.is_empty; });
+      if (is_needed || error.status().code() == base::StatusCode::kTimeout) throw;
+      workers_.erase(address);
+      return false;
+    }
+  }
+
+  /// Any worker tells the servers that a step has no batch.
+  void drop_empty(Batch& batch, BatchId id) {
+    bool has_told = false;
+    for (auto const& address : addresses()) {
+      if (has_told) break;
+      has_told = unless_it_has_left(address, [&] {
+        batch.worker = address;
+        batch.end = workers_.at(address)->start_drop(generation_, id, LossCause::kNoBatch);
+      });
+    }
+    expect_workers();
+  }
 
   [[nodiscard]] Batch& at(std::uint64_t step) {
     auto const found = batches_.find(step);
@@ -638,7 +742,7 @@ class PythonWorkers {
   }
 
   [[nodiscard]] Found arrays_of(Embeddings const& embeddings) const {
-    base::expects(embeddings.num_bags.size() == num_features_ && embeddings.values.size() == dims_.size(),
+    base::expects(embeddings.num_bags.size() == features_.size() && embeddings.values.size() == dims_.size(),
                   "an embedding worker sent other features");
     std::vector<Floats> of_tables;
     for (std::size_t merged = 0; merged < dims_.size(); ++merged) {
@@ -655,12 +759,18 @@ class PythonWorkers {
     return {embeddings.num_bags, std::move(of_tables), std::move(features), std::move(rows)};
   }
 
-  std::vector<std::size_t> dims_;
-  std::size_t num_features_ = 0;
-  std::vector<std::unique_ptr<WorkerClient>> workers_;
-  std::vector<std::chrono::nanoseconds> waited_;  ///< (workers) By calls that wait.
-  std::uint64_t generation_ = 0;
-  std::map<std::uint64_t, Batch> batches_;  ///< By step.
+  std::string job_;
+  std::vector<embedding::MergedTable> tables_;
+  std::chrono::milliseconds timeout_;
+  Compression compression_;
+  std::vector<std::size_t> small_;
+  std::vector<std::size_t> dims_{};
+  std::vector<FeatureSetting> features_{};
+  std::map<std::string, std::unique_ptr<WorkerClient>> workers_{};  ///< By address.
+  std::map<std::string, std::chrono::nanoseconds> waited_{};        ///< By name, in calls that wait.
+  std::uint64_t generation_ = 0, token_ = 0;
+  std::optional<StepLedger::Options> generation_options_{};
+  std::map<std::uint64_t, Batch> batches_{};  ///< By step.
 };
 
 StepLedger::Options make_generation_options(std::uint32_t workers, std::uint32_t staleness, std::uint64_t first_step,
@@ -764,14 +874,17 @@ PYBIND11_MODULE(_hybrid, module) {
              py::arg("step"), py::arg("sources"), py::arg("tables"), py::arg("connect_timeout_s"),
              py::arg("timeout_s"));
   py::class_<PythonWorkers>(module, "EmbeddingWorkers")
-      .def(py::init<std::vector<std::string> const&, std::string const&, std::vector<embedding::TableSettings> const&,
+      .def(py::init<std::string, std::vector<embedding::TableSettings> const&,
                     std::vector<std::vector<std::uint32_t>> const&, std::vector<std::vector<std::string>> const&,
                     std::vector<bool> const&,
                     std::vector<std::tuple<std::string, std::uint32_t, std::optional<std::string>>> const&, double,
-                    double, bool, bool, std::vector<std::size_t> const&>(),
-           py::kw_only(), py::arg("addresses"), py::arg("job"), py::arg("tables"), py::arg("table_ids"),
-           py::arg("table_names"), py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"),
-           py::arg("connect_timeout_s"), py::arg("compress_ids"), py::arg("compress_values"), py::arg("small"))
+                    bool, bool, std::vector<std::size_t>>(),
+           py::kw_only(), py::arg("job"), py::arg("tables"), py::arg("table_ids"), py::arg("table_names"),
+           py::arg("reads_zeros"), py::arg("features"), py::arg("timeout_s"), py::arg("compress_ids"),
+           py::arg("compress_values"), py::arg("small"))
+      .def("connect", &PythonWorkers::connect, py::arg("address"), py::kw_only(), py::arg("name"),
+           py::arg("connect_timeout_s"))
+      .def("addresses", &PythonWorkers::addresses)
       .def("begin_generation", &PythonWorkers::begin_generation, py::arg("generation"), py::arg("options"),
            py::kw_only(), py::arg("token"))
       .def("submit", &PythonWorkers::submit, py::arg("reference"), py::arg("features"))

@@ -199,8 +199,8 @@ class EmbeddingClient:
     def end_at(self, step: int) -> None: ...
     def status(self) -> list[ServerStatus]: ...
 
-#: Embedding worker, number of the loader, number of the batch.
-Reference = tuple[int, int, int]
+#: Address of the embedding worker, number of the loader, number of the batch.
+Reference = tuple[str, int, int]
 #: Row indices (K,) of a feature of a small table, lengths (B,), weights (K,) or None.
 SmallFeature = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]
 #: Bags of each feature, (bags, dim) of each merged table, features and rows of small tables (none: an empty batch).
@@ -210,7 +210,6 @@ class EmbeddingWorkers:
     def __init__(
         self,
         *,
-        addresses: Sequence[str],
         job: str,
         tables: Sequence[TableSettings],
         table_ids: Sequence[Sequence[int]],
@@ -218,14 +217,19 @@ class EmbeddingWorkers:
         reads_zeros: Sequence[bool],
         features: Sequence[tuple[str, int, str | None]],
         timeout_s: float,
-        connect_timeout_s: float,
         compress_ids: bool,
         compress_values: bool,
         small: Sequence[int],  # merged tables that get row indices
     ) -> None: ...
+    def connect(self, address: str, *, name: str, connect_timeout_s: float) -> None: ...
+    def addresses(self) -> list[str]: ...  # connected
     def begin_generation(self, generation: int, options: GenerationOptions, *, token: int) -> None: ...
-    def submit(self, reference: Reference, features: Sequence[Feature]) -> None: ...
-    def start(self, step: int, worker: int, reference: Reference | None) -> None: ...
+    def submit(
+        self, reference: Reference, features: Sequence[Feature]
+    ) -> str | None: ...  # why the worker has not taken it: it is leaving or lost
+    def start(
+        self, step: int, worker: int, reference: Reference | None
+    ) -> bool: ...  # False: the connection with the worker is lost, and no batch needed it
     def wait(self, step: int, worker: int) -> Found: ...
     def return_gradients(
         self, step: int, worker: int, gradients: Sequence[tuple[float, npt.NDArray[np.float32] | None]]

@@ -295,6 +295,27 @@ TEST_F(EmbeddingWorkerTest, ALoaderWaitsWhenTheBufferIsFull) {
   take(calls[4]);
 }
 
+TEST_F(EmbeddingWorkerTest, AWorkerThatLeavesTakesNoBatchesAndGoesOnWithThoseThatItHas) {
+  RandomBatch const batch(1);
+  auto const one = submission({9, 0}, batch);
+  begin(1, {.num_workers = 1}, one.size());
+  ask(WorkerRequest::kSubmit, one);
+  auto const waiting = start(WorkerRequest::kSubmit, submission({9, 1}, batch));
+  while (worker_->status().waiting_loaders == 0) std::this_thread::yield();
+  worker_->leave();
+  EXPECT_EQ(requester_->wait(*waiting, kLong).value().code, ReplyCode::kLeaving);
+  auto const later = start(WorkerRequest::kSubmit, submission({9, 2}, batch));
+  EXPECT_EQ(requester_->wait(*later, kLong).value().code, ReplyCode::kLeaving);
+  EXPECT_EQ(worker_->num_batches(), 1U);
+  ask(WorkerRequest::kFetch, encode_fetch({9, 0}, {0, 0}));
+  EXPECT_EQ(worker_->num_batches(), 1U) << "until it has ended";
+  ask(WorkerRequest::kDrop, encode_void({0, 0}, LossCause::kSkipped));
+  EXPECT_EQ(worker_->num_batches(), 0U);
+  auto const status = worker_->status();
+  EXPECT_EQ(status.submitted, 1U);
+  EXPECT_EQ(status.waiting_loaders, 0U);
+}
+
 TEST_F(EmbeddingWorkerTest, EachBatchIsInOnePlaceAndEndsForANamedCause) {
   RandomBatch const batch(1);
   auto const size = submission({9, 0}, batch).size();

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -56,7 +57,7 @@ def _roles(program: str, count: int, *options: str) -> Iterator[Addresses]:
         yield addresses
     finally:
         for server in servers:
-            server.terminate()
+            server.send_signal(signal.SIGINT)  # SIGTERM would wait for the batches of an embedding worker.
             server.wait(timeout=30)
         if before is None:
             del os.environ["HEADWAY_GROUP_SECRET"]

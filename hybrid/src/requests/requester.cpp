@@ -67,6 +67,8 @@ std::string_view to_string(ReplyCode code) {
       return "old incarnation";
     case ReplyCode::kFailed:
       return "failed";
+    case ReplyCode::kLeaving:
+      return "leaving";
   }
   return "unknown";
 }
@@ -225,7 +227,7 @@ class Requester::Impl {
   void expect_header(Call::State const& state) {
     auto const& header = state.incoming.frame.header;
     if (header.seq == state.seq && header.body_bytes <= kMostReplyBytes && state.incoming.has_valid_pieces() &&
-        header.kind <= static_cast<std::uint64_t>(ReplyCode::kFailed)) {
+        header.kind <= static_cast<std::uint64_t>(ReplyCode::kLeaving)) {
       return;
     }
     link_->admin().abort("an answer to request " + std::to_string(state.seq) + " has a wrong header");

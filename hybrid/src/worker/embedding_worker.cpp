@@ -16,6 +16,9 @@
 // A generation that begins refuses the fetches of the one before. Batches without gradients are buffered again: after a
 // checkpoint the dense workers fetch them for the same steps.
 //
+// A worker that leaves takes no more batches of loaders, and goes on with those that it has. It has left when there are
+// none (see the program).
+//
 // Small tables are not looked up: dense workers keep their rows in step. An answer has row indices in place of their
 // ids, and rows that the dense worker may not have (RowDirectory).
 //
@@ -100,6 +103,22 @@ class EmbeddingWorker::Impl {
   [[nodiscard]] WorkerStatus status() const {
     std::lock_guard const lock(mutex_);
     return status_locked();
+  }
+
+  void leave() {
+    std::lock_guard const lock(mutex_);
+    is_leaving_ = true;
+    for (auto& each : loaders_) {
+      counts_.loader_wait_ns += nanoseconds_since(each.since);
+      refuse_submit(each.request);
+      --counts_.submitted;
+    }
+    loaders_.clear();
+  }
+
+  [[nodiscard]] std::size_t num_batches() const {
+    std::lock_guard const lock(mutex_);
+    return buffered_.size() + fetched_.size();
   }
 
  private:
@@ -216,7 +235,12 @@ class EmbeddingWorker::Impl {
     buffered_.emplace(*fetched.name, std::move(fetched.body));
   }
 
+  static void refuse_submit(Request& request) {
+    request.refuse(ReplyCode::kLeaving, "it ends soon, and takes no batches");
+  }
+
   void submit(Request& request) {
+    if (is_leaving_) return refuse_submit(request);
     auto const submit = decode(request.body());
     auto const name = submit.name;
     base::expects(!has_come(name), to_string(name) + " has come before, or a later one of the loader has");
@@ -515,6 +539,7 @@ class EmbeddingWorker::Impl {
   std::map<BatchName, Body> buffered_;                   ///< Ids of batches, as they came.
   std::map<std::uint64_t, std::uint64_t> last_numbers_;  ///< Number of the last batch of each loader.
   std::size_t num_bytes_ = 0;                            ///< Bodies of buffered_.
+  bool is_leaving_ = false;                              ///< No batch of a loader is taken.
   std::deque<WaitingLoader> loaders_;                    ///< Submitted, and without room.
   std::map<Key, Fetched> fetched_;
   WorkerStatus counts_{.lost = std::vector<std::uint64_t>(kNumLossCauses)};
@@ -525,5 +550,7 @@ EmbeddingWorker::EmbeddingWorker(EmbeddingWorkerOptions options) : impl_(std::ma
 EmbeddingWorker::~EmbeddingWorker() = default;
 void EmbeddingWorker::handle(Request& request) { impl_->handle(request); }
 WorkerStatus EmbeddingWorker::status() const { return impl_->status(); }
+void EmbeddingWorker::leave() { impl_->leave(); }
+std::size_t EmbeddingWorker::num_batches() const { return impl_->num_batches(); }
 
 }  // namespace headway::hybrid

@@ -31,6 +31,7 @@ from headway.cli.one_line_parser import OneLineParser
 from headway.config_files import ConfigError, read_toml
 from headway.hybrid.checkpoints import newest_checkpoint
 from headway.hybrid.config import TRAINING_OUT, HybridConfig
+from headway.hybrid.worker_members import find_workers
 
 _POLL_S = 0.1
 _WORKERS_END_S = 45.0  #: Time in which dense workers have to end after SIGTERM. torchrun gives its workers 30 s.
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         each.add_argument("config", type=Path, help="TOML file")
     run.add_argument("--workers", type=int, default=1, metavar="N", help="dense workers (default: 1)")
     for role, section in ((ps, "servers"), (worker, "workers")):
-        role.add_argument("--index", type=int, required=True, help=f"of its address in {section}.addresses")
+        role.add_argument("--index", type=int, help=f"of its address in {section}.addresses")
         role.add_argument("--listen", metavar="HOST:PORT", help="numeric address, if that in the file is a name")
         role.add_argument("--metrics", metavar="HOST:PORT", help="for Prometheus (default: as [metrics] says)")
     status.add_argument("--json", action="store_true", help="one JSON line per server and embedding worker")
@@ -81,6 +82,12 @@ def main(argv: Sequence[str]) -> int:
     if options.command in ("ps", "worker"):
         is_server = options.command == "ps"
         addresses = config.servers.addresses if is_server else config.workers.addresses
+        if not is_server and config.workers.discover:
+            if options.index is not None:
+                parser.error("--index is for workers.addresses, and the file has workers.discover")
+            addresses, options.index = (f"0.0.0.0:{config.workers.discovered_port}",), 0
+        if options.index is None:
+            parser.error("--index is missing")
         if not 0 <= options.index < len(addresses):
             parser.error(f"--index must be from 0 to {len(addresses) - 1}, not {options.index}")
         command_of = server_command if is_server else worker_command
@@ -91,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
         if not 0 <= options.interval <= 3600:
             parser.error(f"--interval must be from 0 to 3600, not {options.interval:g}")
         return _print_status(config, as_json=options.json, interval_s=options.interval)
+    if config.workers.discover:
+        parser.error("run starts the embedding workers of workers.addresses, and the file has workers.discover")
     if options.workers < 1:
         parser.error(f"--workers must be from 1, not {options.workers}")
     has_script = bool(arguments) and not arguments[0].startswith("-")
@@ -142,6 +151,7 @@ def worker_command(config: HybridConfig, address: str, metrics: str | None) -> l
         *("--connect-timeout", str(round(config.job.connect_timeout_s * 1000))),
         *("--max-request-mib", str(config.servers.max_request_mib)),
         *("--buffer-mib", str(config.workers.buffer_mib)),
+        *("--leave-timeout", str(round(config.workers.leave_timeout_s * 1000))),
         *(("--metrics", metrics) if metrics else ()),
     ]
 
@@ -157,11 +167,16 @@ def checkpoints_of_train(options: Sequence[str]) -> Path:
 def _print_status(config: HybridConfig, *, as_json: bool, interval_s: float) -> int:
     """Prints a line for each server and embedding worker; returns 1 if one does not answer."""
     roles = [(f"server {index}", address, _server_fields) for index, address in enumerate(config.servers.addresses)]
-    roles += [(f"worker {index}", address, _worker_fields) for index, address in enumerate(config.workers.addresses)]
+    try:
+        workers = find_workers(config)
+    except OSError as error:
+        _say(f"workers.discover = {config.workers.discover}: {error}")
+        workers = []
+    roles += [(f"worker {index}", address, _worker_fields) for index, address in enumerate(workers)]
     before = {name: _ask(name, address, fields_of, config) for name, address, fields_of in roles}
     if interval_s > 0:
         time.sleep(interval_s)
-    is_complete = True
+    is_complete = bool(workers) or not config.workers.are_there
     for name, address, fields_of in roles:
         first = before[name]
         fields = first if first is None or interval_s == 0 else _ask(name, address, fields_of, config)

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,13 +69,30 @@ class WorkersConfig:
 
     Attributes:
         addresses: ``HOST:PORT`` of each.
+        discover: ``NAME:PORT`` instead, where the DNS name has the addresses of all embedding workers. They may come
+            and go while the job trains.
+        refresh_s: seconds after which a loader looks for workers that have come, or come back.
+        leave_timeout_s: longest time that a worker stays after SIGTERM for the batches that it has.
         threads: threads of a worker.
         buffer_mib: ids in MiB that a worker buffers; loaders wait beyond it.
     """
 
     addresses: tuple[str, ...] = ()
+    discover: str = ""
+    refresh_s: float = 10.0
+    leave_timeout_s: float = 20.0
     threads: int = 1
     buffer_mib: int = 1024
+
+    @property
+    def are_there(self) -> bool:
+        """Does the job have embedding workers?"""
+        return bool(self.addresses or self.discover)
+
+    @property
+    def discovered_port(self) -> str:
+        """Port of ``discover``."""
+        return self.discover.rpartition(":")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +213,8 @@ class HybridConfig:
                             config.job.connect_timeout_s), ("servers.threads", config.servers.threads),
                             ("servers.max_request_mib", config.servers.max_request_mib),
                             ("workers.threads", config.workers.threads),
+                            ("workers.refresh_s", config.workers.refresh_s),
+                            ("workers.leave_timeout_s", config.workers.leave_timeout_s),
                             ("checkpoints.every_steps", config.checkpoints.every_steps),
                             ("checkpoints.timeout_s", config.checkpoints.timeout_s),
                             ("workers.buffer_mib", config.workers.buffer_mib)):  # fmt: skip
@@ -203,6 +223,10 @@ class HybridConfig:
         for name in ("keep", "max_restarts"):
             if getattr(config.checkpoints, name) < 0:
                 raise ConfigError(f"checkpoints.{name} must be from 0, not {getattr(config.checkpoints, name)}")
+        if config.workers.discover and config.workers.addresses:
+            raise ConfigError("workers.discover contradicts workers.addresses: give one of them")
+        if config.workers.discover and not re.fullmatch(r"[^:\s]+:\d+", config.workers.discover):
+            raise ConfigError(f'workers.discover must be "NAME:PORT", not "{config.workers.discover}"')
         last = config.metrics.port + len(config.servers.addresses) + len(config.workers.addresses) - 1
         if config.metrics.port and not 0 < config.metrics.port <= last < 1 << 16:
             raise ConfigError(f"metrics.port must leave room for all roles below 65536, not {config.metrics.port}")

@@ -6,6 +6,7 @@ With embedding workers a dense worker has a ``BatchRef`` in place of ids. A ``Lo
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -23,11 +24,13 @@ from headway.embedding.features import Features, columns_of, tensors_of
 from headway.embedding.merging import MergedTable, merge_tables, merged_table_indices, table_id_of
 from headway.hybrid.config import HybridConfig
 from headway.hybrid.dense_optimizer import DenseBlocks, DenseOptimizer
+from headway.hybrid.worker_members import WorkerMembers
 
 if TYPE_CHECKING:  # Types without a name at run time.
     from headway._hybrid import IndexedRows, SmallFeature
 
 Values = npt.NDArray[np.float32]
+_logger = logging.getLogger("headway.hybrid")
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,12 @@ class BatchRef:
     """A batch whose ids an embedding worker has. It may be pickled, and has no id.
 
     Attributes:
-        worker: index of the embedding worker.
+        worker: address of the embedding worker.
         loader: number of the loader.
         number: number of the batch at the loader.
     """
 
-    worker: int
+    worker: str
     loader: int
     number: int
 
@@ -275,7 +278,7 @@ class ServerLookups:
     def prepare(self, features: Any) -> tuple[Any, bool]:
         """Checks a batch; returns what ``start()`` sends, and whether it has samples."""
         if isinstance(features, BatchRef):
-            raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses")
+            raise ValueError("a batch of a Loader needs embedding workers: name them in workers.addresses or .discover")
         arguments, num_bags = self._layout.arguments_of(features)
         own = arguments[: len(self._layout.own.features)]
         return (arguments, num_bags), any(len(lengths) > 0 for _, _, _, _, lengths, _ in own)
@@ -306,7 +309,8 @@ class WorkerLookups:
 
     def __init__(self, config: HybridConfig, split: SplitLayout, *, seed: int) -> None:
         self._config, self._split, self._layout = config, split, split.of_workers
-        self._workers = connect_workers(config, split, seed=seed)
+        self._members = connect_workers(config, split, seed=seed)
+        self._workers = self._members.workers
         self.begin_generation = self._workers.begin_generation
         self.drop = self._workers.drop
         self.is_finished = self._workers.is_finished
@@ -320,13 +324,23 @@ class WorkerLookups:
         return reference, reference is not None
 
     def start(self, step: int, rank: int, prepared: Any) -> None:
-        self._workers.start(step, rank, prepared)
+        self._expect_worker_of(prepared)
+        if not self._workers.start(step, rank, prepared):  # It has come back under its address.
+            self._expect_worker_of(prepared)
+            self._workers.start(step, rank, prepared)
+
+    def _expect_worker_of(self, reference: tuple[str, int, int] | None) -> None:
+        """Connects with the worker of a batch if it has come since. Any worker may tell of a step without a batch."""
+        if reference is None:
+            self._members.expect_one()
+        else:
+            self._members.connect(reference[0])
 
     def forget(self, step: int, rank: int, prepared: Any) -> None:
         """Tells about a batch that is dropped and was not started. Its embedding worker has its ids."""
-        self._workers.start(step, rank, prepared)
+        self.start(step, rank, prepared)
 
-    def _reference_of(self, features: Any) -> tuple[int, int, int] | None:
+    def _reference_of(self, features: Any) -> tuple[str, int, int] | None:
         """Returns the key of a batch; None: it is empty."""
         if isinstance(features, BatchRef):
             return features.worker, features.loader, features.number
@@ -348,6 +362,7 @@ class WorkerLookups:
         reference = self._reference_of(features)
         if reference is None:
             raise ValueError("there are no features to read")
+        self._expect_worker_of(reference)
         return self._found(*self._workers.read(reference))
 
     def _found(
@@ -387,21 +402,20 @@ def blocks_of(config: HybridConfig, dense: DenseOptimizer | None) -> DenseBlocks
     return dense.blocks
 
 
-def connect_workers(config: HybridConfig, split: SplitLayout, *, seed: int) -> EmbeddingWorkers:
+def connect_workers(config: HybridConfig, split: SplitLayout, *, seed: int) -> WorkerMembers:
     """Connects with all embedding workers, and gives them tables and features."""
     layout = split.of_workers
     features = [layout.features[index] for index in layout.order]
-    return EmbeddingWorkers(
-        addresses=config.workers.addresses,
+    workers = EmbeddingWorkers(
         job=config.job.name,
         features=[(each.name, table_id_of(each.table), each.pooling) for each in features],
         timeout_s=config.job.timeout_s,
-        connect_timeout_s=config.job.connect_timeout_s,
         compress_ids=config.compression.ids,
         compress_values=config.compression.values,
         small=split.small_indices,
         **layout.settings(seed=seed, num_servers=len(config.servers.addresses)),
     )
+    return WorkerMembers(config, workers)
 
 
 class Loader:
@@ -411,8 +425,8 @@ class Loader:
     connects by itself, at its first batch. So the process of the dense worker never has an id.
 
     Args:
-        config: settings with ``workers.addresses``, or their file. With mode ``local`` nothing is sent: ``submit()``
-            returns the features.
+        config: settings with ``workers.addresses`` or ``workers.discover``, or their file. With mode ``local`` nothing
+            is sent: ``submit()`` returns the features.
         tables, features, dense, seed: as for ``connect()``.
     Raises:
         ValueError: an argument is wrong, or there are no embedding workers.
@@ -428,18 +442,20 @@ class Loader:
         seed: int = 0,
     ) -> None:
         config = HybridConfig.of_argument(config)
-        if not config.workers.addresses and config.mode != "local":
-            raise ValueError("a Loader needs embedding workers: name them in workers.addresses")
+        if not config.workers.are_there and config.mode != "local":
+            raise ValueError("a Loader needs embedding workers: name them in workers.addresses or workers.discover")
         self._config, self._seed = config, seed
         self._split = SplitLayout.of(config, tables, features, blocks_of(config, dense))
         self._forget()
 
     def _forget(self) -> None:
         self._process = 0
-        self._workers: EmbeddingWorkers | None = None
+        self._members: WorkerMembers | None = None
 
     def submit(self, features: Features) -> BatchRef | Features:
-        """Sends a batch. Waits while the embedding worker has no room for it.
+        """Sends a batch to the embedding worker whose turn it is. Waits while it has no room for it.
+
+        A worker that is leaving, or lost, is passed over: the next one gets the batch.
 
         Args:
             features: as for ``HashTableCollection``.
@@ -447,17 +463,20 @@ class Loader:
             what ``HybridTables`` takes in place of the features.
         Raises:
             ValueError: a feature is missing, or its tensors do not fit.
-            RuntimeError: an embedding worker cannot be reached, or has no room in time. The message names it.
+            RuntimeError: an embedding worker has no room in time, or none can be reached. The message names it.
         """
         if self._config.mode == "local":
             return features
         arguments, _ = self._split.of_workers.arguments_of(features)
-        if self._workers is None or self._process != os.getpid():
-            self._workers = connect_workers(self._config, self._split, seed=self._seed)
+        if self._members is None or self._process != os.getpid():
+            self._members = connect_workers(self._config, self._split, seed=self._seed)
             self._process, self._number, self._loader = os.getpid(), 0, secrets.randbits(63)
-        worker = self._number % len(self._config.workers.addresses)
-        reference = BatchRef(worker, self._loader, self._number)
-        self._workers.submit((reference.worker, reference.loader, reference.number), arguments)
+        while True:
+            reference = BatchRef(self._members.in_turn(self._number), self._loader, self._number)
+            why = self._members.workers.submit((reference.worker, reference.loader, reference.number), arguments)
+            if why is None:
+                break
+            _logger.warning("%s: other embedding workers get its batches", why)
         self._number += 1
         return reference
 

@@ -136,7 +136,7 @@ class HybridTables(nn.Module):
         super().__init__()
         self.config, self.device = config, torch.device(device)
         split = SplitLayout.of(config, tables, features, blocks_of(config, dense))
-        has_workers = bool(config.workers.addresses)
+        has_workers = config.workers.are_there
         layout = split.of_workers if has_workers else split.on_servers
         self._split = split
         self.features, self.merged_tables, self._of_table = split.features, split.merged_tables, split.of_table
@@ -311,7 +311,7 @@ class HybridTables(nn.Module):
             return None
         if small is not None:
             return self._replicas.prepare_indices(small)
-        return None if self.config.workers.addresses else self._replicas.prepare(features)
+        return None if self.config.workers.are_there else self._replicas.prepare(features)
 
     def _with_replicas(
         self, num_bags: list[int], of_tables: list[Values], batch: ReplicaBatch | None

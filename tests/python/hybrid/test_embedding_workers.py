@@ -122,7 +122,7 @@ def test_mistakes_are_named(roles: tuple[list[str], list[str]]) -> None:
     tables, loader = connect(config), loader_of(config)
     with pytest.raises(ValueError, match="since a dense worker has no ids"):
         tables(batch_of(0, 0).features)
-    unknown = hybrid.BatchRef(1, 5, 0)
+    unknown = hybrid.BatchRef(roles[1][1], 5, 0)
     with pytest.raises(RuntimeError, match=rf"embedding worker 1 at {roles[1][1]}: batch 0 of loader 5 has not been"):
         tables(unknown)
     tables.skip()

@@ -70,6 +70,21 @@ def _running(commands: list[list[str]], environs: list[dict[str, str]]) -> Itera
         yield processes
 
 
+def _with_name(environ: dict[str, str], folder: Path, name: str, addresses: list[str]) -> dict[str, str]:
+    """Returns an environment in which Python resolves a name to addresses, as a DNS server would."""
+    (folder / "lib").mkdir()
+    (folder / "lib" / "sitecustomize.py").write_text(f"""
+import socket
+_plain = socket.getaddrinfo
+def _resolve(host, port, *arguments, **options):
+    if host != {name!r}:
+        return _plain(host, port, *arguments, **options)
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in {addresses!r}]
+socket.getaddrinfo = _resolve
+""")
+    return {**environ, "PYTHONPATH": f"{folder / 'lib'}:{environ['PYTHONPATH']}"}
+
+
 def _expect_training(out: str) -> None:
     for rank in range(2):
         assert f"rank {rank} trained 5 rows 3" in out, out
@@ -89,8 +104,9 @@ def test_the_commands_for_kubernetes_train(tmp_path: Path, environ: dict[str, st
             part = re.sub(rf"\b{port}\b", str(free), part)
         return part.replace("/etc/headway", str(tmp_path)).replace("/job/", f"{tmp_path}/")
 
+    environ = _with_name(environ, tmp_path, "ctr-worker", ["127.0.2.0", "127.0.2.1"])
     commands, environs = [], []
-    for kind, role in (("StatefulSet", "ps"), ("StatefulSet", "worker"), ("Job", "dense")):
+    for kind, role in (("StatefulSet", "ps"), ("Deployment", "worker"), ("Job", "dense")):
         start = f"\nkind: {kind}\nmetadata: {{name: ctr-{role}}}\n"
         (document,) = (each for each in text.split("\n---\n") if start in each)
         (replicas,) = re.findall(r"^  (?:replicas|completions): (\d+)$", document, re.MULTILINE)

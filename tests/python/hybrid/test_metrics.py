@@ -164,7 +164,7 @@ def test_no_id_is_in_a_log_a_status_or_a_metric(
         wrong["history"] = (torch.tensor([PLANTED]), torch.tensor([2, -1, 0, 0, 0, 0]))
         for call in (
             lambda: loader.submit(wrong),
-            lambda: tables(hybrid.BatchRef(0, 1, 1)),
+            lambda: tables(hybrid.BatchRef(workers[0], 1, 1)),
         ):
             with pytest.raises(RuntimeError) as error:
                 call()

@@ -41,6 +41,11 @@ class EmbeddingWorker {
 
   [[nodiscard]] WorkerStatus status() const;
 
+  /// From now on batches of loaders are refused with kLeaving, those that wait for room too. Others go on.
+  void leave();
+  /// Batches that are buffered, or that a dense worker has fetched and not ended.
+  [[nodiscard]] std::size_t num_batches() const;
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

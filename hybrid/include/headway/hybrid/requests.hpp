@@ -41,6 +41,7 @@ enum class ReplyCode : std::uint32_t {
   kOldGeneration,   ///< It belongs to a generation that has ended.
   kOldIncarnation,  ///< It means an earlier life of the server.
   kFailed,          ///< The server could not do it.
+  kLeaving,         ///< The responder ends soon, and takes no new work.
 };
 [[nodiscard]] std::string_view to_string(ReplyCode code);
 

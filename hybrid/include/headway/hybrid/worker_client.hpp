@@ -45,7 +45,9 @@ class WorkerClient {
   [[nodiscard]] Requester::CallPtr start_drop(std::uint64_t generation, BatchId batch,
                                               LossCause cause = LossCause::kSkipped);
   /// Has the answer to gradients or a drop come? Does not wait.
-  [[nodiscard]] bool is_finished(Requester::Call& end) { return requester_.test(end); }
+  [[nodiscard]] bool is_finished(Requester::Call& end) {
+    return with_name(name_, [&] { return requester_.test(end); });
+  }
   /// Waits for it.
   /// @returns false if a server has dropped gradients that are not finite
   bool finish(Requester::Call& end, BatchId batch, WhileWaiting const& while_waiting = {});
