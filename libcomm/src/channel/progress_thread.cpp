@@ -136,6 +136,11 @@ void ProgressThread::watch_activity(BackgroundWork& work, bool watch) noexcept {
   epoll_ctl(epoll_.get(), watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, work.activity_fd(), &event);
 }
 
+void ProgressThread::watch_control(BackgroundWork& work, bool watch) noexcept {
+  epoll_event event{.events = watch ? EPOLLIN : 0U, .data = {.ptr = &work}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, work.control_fd(), &event);
+}
+
 void ProgressThread::mark_events(std::span<epoll_event const> events) {
   for (auto const& event : events) {
     if (event.data.ptr == nullptr) {

@@ -76,6 +76,8 @@ class ProgressThread {
   /// Starts or stops stepping `work` when its activity_fd() is readable. Takes no lock. Calls for one work must not
   /// overlap.
   void watch_activity(BackgroundWork& work, bool watch) noexcept;
+  /// The same for its control_fd(), which is watched from attach() on.
+  void watch_control(BackgroundWork& work, bool watch) noexcept;
 
   /// Time between steps of a work with kPolls or kEventsAndPolls.
   static constexpr std::chrono::milliseconds kPollInterval{2};

@@ -6,6 +6,9 @@
 // at intervals (polls), or a step at each arrival (events). For events the endpoint is armed: a put of a peer then
 // rings the doorbell, which makes activity_fd() readable, and the thread watches that. Its step, background_step(),
 // lets the endpoint handle its sockets, polls, and checks deadlines.
+//
+// Puts over sockets ring no doorbell: control_fd() is readable, and the thread watches it. While a caller waits, the
+// caller reads the sockets. Then the thread does not watch, as it would wake up for each arrival, and find nothing.
 
 #include "group/background_progress.hpp"
 
@@ -76,8 +79,17 @@ void BackgroundProgress::update() {
   if (need == before) return;
   need_.store(need, std::memory_order_relaxed);
   if (need < before) return;
-  bool const has_events = need == BackgroundNeed::kEvents && is_armed_;
+  // Without needs_events() the events are socket input, which control_fd() reports.
+  bool const has_events = need == BackgroundNeed::kEvents && (is_armed_ || !core_.needs_events());
   thread_->notify(has_events ? ProgressThread::kDeadlineInterval : ProgressThread::kPollInterval);
+}
+
+void BackgroundProgress::begin_wait() noexcept {
+  if (thread_ && receives_by_polling_ && num_waits_++ == 0) thread_->watch_control(*this, false);
+}
+
+void BackgroundProgress::end_wait() noexcept {
+  if (thread_ && receives_by_polling_ && --num_waits_ == 0) thread_->watch_control(*this, true);
 }
 
 void BackgroundProgress::watch() {
@@ -115,7 +127,7 @@ void BackgroundProgress::background_step() noexcept {
     auto const now = Clock::now();
     core_.check_deadlines(now);
     core_.revoke_rts(now);
-    bool const is_needed = current_need() >= BackgroundNeed::kEvents;
+    bool const is_needed = core_.needs_events();
     num_idle_steps_ = is_needed ? 0 : num_idle_steps_ + 1;
     if (is_needed && !is_armed_) {
       watch();

@@ -25,6 +25,10 @@ class BackgroundProgress final : private BackgroundWork {
   void update();
   /// Asks for a step soon. Takes no lock.
   void notify_soon() noexcept;
+  /// From begin_wait() to end_wait() a thread takes the socket input, so the progress thread leaves it alone. Calls
+  /// nest.
+  void begin_wait() noexcept;
+  void end_wait() noexcept;
   /// False: only calls make progress.
   [[nodiscard]] bool has_thread() const { return thread_ != nullptr; }
 
@@ -50,6 +54,7 @@ class BackgroundProgress final : private BackgroundWork {
   bool serves_callbacks_ = false;  ///< A callback was registered since the endpoint was armed.
   bool is_armed_ = false;          ///< The endpoint is armed for the progress thread, which watches activity_fd().
   int num_idle_steps_ = 0;         ///< Steps since events were last needed.
+  int num_waits_ = 0;              ///< Calls of begin_wait() without an end_wait() yet.
   std::shared_ptr<ProgressThread> thread_;
 };
 

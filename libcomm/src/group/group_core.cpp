@@ -58,6 +58,18 @@ constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{100};
 /// that is shorter, since this error says more than a timeout.
 constexpr std::chrono::milliseconds kStallPatience{30'000};
 
+/// While it exists, a waiter takes the socket input in place of the progress thread.
+class InputTaken {
+ public:
+  explicit InputTaken(BackgroundProgress& background) : background_(background) { background_.begin_wait(); }
+  ~InputTaken() { background_.end_wait(); }
+  InputTaken(InputTaken const&) = delete;
+  InputTaken& operator=(InputTaken const&) = delete;
+
+ private:
+  BackgroundProgress& background_;
+};
+
 bool shares_cores(HostShare const& share) { return share.num_ranks > share.num_cores; }
 
 }  // namespace
@@ -184,9 +196,11 @@ Status GroupCore::wait_unobserved(ProgressLock& lock, OperationState& operation,
   Deadline const deadline = timeout ? deadline_after(*timeout) : Deadline::max();
   Backoff backoff(cores_are_shared_);
   Waiters::Waiter waiter(waiters_);
+  std::optional<InputTaken> input_taken;
   for (;;) {
     bool const found = progress();
     if (operation.done()) break;
+    if (!input_taken && !cores_are_shared_) input_taken.emplace(background_);
     lock.yield_to_waiters();
     bool const has_windows = channels_.has_windows();
     if (found && has_windows) backoff.restart();

@@ -76,6 +76,29 @@ TEST_P(ThreadsTest, AThreadMayWaitForWhatAnotherStarted) {
   });
 }
 
+TEST_P(ThreadsTest, WhatComesAfterAWaitMovesOnThoughNobodyWaits) {
+  std::barrier after_wait(2), at_end(2);
+  run_ranks(2, options(), [&](Group& group) {
+    std::vector<std::byte> small(8);
+    auto large = test_bytes(1 << 20, 3);
+    if (group.rank() == 0) {
+      std::vector<std::byte> output(large.size());
+      auto const receive = group.receive(output, 1, 2, 1);
+      finish(group, group.receive(small, 1, 1, 1));
+      after_wait.arrive_and_wait();
+      at_end.arrive_and_wait();  // Rank 1 has sent it by then, without a call of this rank.
+      finish(group, receive);
+      EXPECT_EQ(output, large);
+      return;
+    }
+    std::this_thread::sleep_for(milliseconds(5));  // Rank 0 sleeps in its wait.
+    finish(group, group.send(small, 0, 1, 1));
+    after_wait.arrive_and_wait();
+    finish(group, group.send(large, 0, 2, 1));
+    at_end.arrive_and_wait();
+  });
+}
+
 TEST_P(ThreadsTest, AllThreadsThatWaitForAnOperationWakeUpWhenItIsDone) {
   constexpr int kThreads = 8, kRounds = 15;
   std::vector<Clock::duration> spreads;  // Time from the first thread's return to the last thread's return, per round.
