@@ -5,7 +5,8 @@
 // It is the simplest implementation of the Endpoint contract, and so the one that others are compared with in tests.
 // It copies at put(), delivers in order, and has no capacity limit: put() never returns kWouldBlock.
 //
-// Locks: one mutex per rank guards that rank's memory and events. No call holds two of them.
+// Locks: one mutex per rank guards that rank's memory and events, and another lock the memory that peers get(). No call
+// holds two of them.
 // Order: an event is pushed under the mutex, then has_events is set with release order. poll() reads it with acquire
 //  order without the lock, so an idle poll costs one load.
 
@@ -25,6 +26,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,10 +51,12 @@ struct Mailbox {
   [[nodiscard]] std::byte* data() { return receive_buffer.front().bytes; }
 
   std::vector<Line> receive_buffer;
-  std::mutex mutex;  ///< Guards the bytes of receive_buffer, and all members below but the atomic and the doorbell.
+  /// Guards the bytes of receive_buffer, and the members below that do not say otherwise.
+  std::mutex mutex;
   std::vector<Event> events;
   std::map<std::pair<int, WindowId>, std::span<std::byte>> windows;
-  bool readable = true;  ///< False after retract(): peers must not get() any more.
+  std::shared_mutex reading;  ///< Peers share it while they get(): a long copy must not delay this rank's events.
+  bool readable = true;       ///< False after retract(): peers must not get() any more. Guarded by `reading`.
   std::atomic<bool> has_events = false;
   Doorbell bell;
 };
@@ -162,8 +166,8 @@ class InprocEndpoint final : public Endpoint {
 
   Status get(int peer, std::uint64_t address, std::span<std::byte> local) override {
     expects(hub_->traits.can_get, "get: this endpoint has no access to its peers' memory");
-    std::lock_guard const lock(mailbox(peer).mutex);
-    // Under the mutex, so retract() has not returned while a peer still copies.
+    // Under the lock, so retract() has not returned while a peer still copies.
+    std::shared_lock const lock(mailbox(peer).reading);
     if (!mailbox(peer).readable) return {StatusCode::kAborted, "rank " + std::to_string(peer) + " has given up"};
     if (!local.empty()) std::memcpy(local.data(), reinterpret_cast<std::byte const*>(address), local.size());
     return {};
@@ -184,7 +188,7 @@ class InprocEndpoint final : public Endpoint {
   }
 
   void retract() noexcept override {
-    std::lock_guard const lock(own_.mutex);
+    std::lock_guard const lock(own_.reading);
     own_.readable = false;
   }
 
