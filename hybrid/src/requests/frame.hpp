@@ -84,10 +84,15 @@ inline constexpr std::size_t kPieceBytesPerMicrosecond = 1000;
 /// A shorter round trip costs less than the copies of pieces (docs/design/hybrid.md).
 inline constexpr std::chrono::microseconds kShortestRoundTrip{500};
 
-/// Bytes of a body that go in pieces over a link at most.
+/// Can the receiver read the memory of the sender? Then nothing goes in pieces.
+inline bool can_get(comm::Group& link) {
+  return link.options().allow_get && link.monitor().traits(1 - link.rank()).can_get;
+}
+
+/// Bytes of a body that go in pieces over a link at most, if its rest exceeds a piece.
 inline std::size_t most_piece_bytes(comm::Group& link, std::chrono::microseconds round_trip) {
   if (round_trip < kShortestRoundTrip) return 0;
-  if (link.options().allow_get && link.monitor().traits(1 - link.rank()).can_get) return 0;
+  if (can_get(link)) return 0;
   return std::min(kMostPieces * link.options().message_slot_bytes,
                   static_cast<std::size_t>(round_trip.count()) * kPieceBytesPerMicrosecond);
 }
@@ -127,6 +132,9 @@ class SendList {
   /// @throws base::OperationError if the link has failed
   void send(comm::Group& link, FrameHeader const& header, Body body, std::uint64_t match, std::uint64_t rest_match,
             std::size_t most_bytes_in_pieces) {
+    // A rest that fits one piece costs less to copy than to ask for.
+    auto const slot_bytes = link.options().message_slot_bytes;
+    if (body.size() <= kInlineBytes + slot_bytes && !can_get(link)) most_bytes_in_pieces = slot_bytes;
     auto message = std::make_unique<Outgoing>(header, std::move(body), most_bytes_in_pieces);
     int const peer = 1 - link.rank();
     std::lock_guard const lock(mutex_);
