@@ -189,6 +189,34 @@ TEST(Requests, AreAnsweredInAnyOrder) {
   }
 }
 
+TEST(Requests, ToAHandlerOfTheSameProcessNeedNoLink) {
+  std::vector<Request> kept;
+  std::byte const* memory = nullptr;
+  auto const asker = std::this_thread::get_id();
+  Requester requester([&](Request& request) {
+    EXPECT_EQ(std::this_thread::get_id(), asker);
+    if (request.kind() == 1) return kept.push_back(std::move(request));
+    if (request.kind() == 2) throw base::UsageError("no such table");
+    for (auto& each : kept) each.reply(bytes_of("generation " + std::to_string(each.generation())));
+    kept.clear();
+    memory = request.body().data();
+    request.reply(request.take_body());
+  });
+  EXPECT_EQ(requester.link(), nullptr);
+  auto const first = requester.start({.kind = 1, .generation = 7, .body = {}});
+  EXPECT_FALSE(requester.wait(*first, milliseconds(5)).has_value());
+  EXPECT_THROW(static_cast<void>(requester.ask({.kind = 2, .body = {}}, kLong)), RequestRefused);
+  auto const echoed = requester.ask({.kind = 3, .body = pattern(5000, 3)}, kLong);
+  EXPECT_EQ(echoed, pattern(5000, 3));
+  EXPECT_EQ(echoed.data(), memory) << "bodies are moved";
+  EXPECT_TRUE(requester.test(*first));
+  EXPECT_EQ(text_of(requester.await(*first, kLong, "no answer came")), "generation 7");
+  EXPECT_THROW(static_cast<void>(requester.wait(*first, kLong)), base::UsageError) << "taken before";
+  auto const dropped = requester.start({.kind = 1, .body = {}});
+  kept.clear();
+  EXPECT_EQ(requester.wait(*dropped, kLong).value().code, ReplyCode::kFailed);
+}
+
 TEST(Requests, OfManyThreadsDoNotMix) {
   Ends const ends(echo, 3);
   std::vector<std::thread> threads;

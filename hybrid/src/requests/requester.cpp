@@ -17,6 +17,7 @@
 
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
+#include "requests/requester_impl.hpp"
 
 #include <unistd.h>
 
@@ -73,30 +74,21 @@ std::string_view to_string(ReplyCode code) {
   return "unknown";
 }
 
-class Requester::Call {
- public:
-  /// An answer that is coming.
-  struct State {
-    std::uint64_t seq = 0;
-    Incoming incoming;  ///< The leader uses it, until the answer is complete.
-    std::atomic<bool> is_complete = false;
-    bool is_taken = false;
-  };
+namespace {
 
-  Call(std::shared_ptr<State> state, std::shared_ptr<Impl> impl) : state_(std::move(state)), impl_(std::move(impl)) {}
-  [[nodiscard]] State& state() { return *state_; }
-
- private:
-  std::shared_ptr<State> state_;
-  std::shared_ptr<Impl> impl_;
+/// An answer that is coming.
+struct CallState {
+  std::uint64_t seq = 0;
+  Incoming incoming;  ///< The leader uses it, until the answer is complete.
+  std::atomic<bool> is_complete = false;
 };
 
-class Requester::Impl {
+class LinkRequester final : public Requester::Impl {
  public:
-  explicit Impl(std::unique_ptr<comm::Group> link) : link_(std::move(link)) {
+  explicit LinkRequester(std::unique_ptr<comm::Group> link) : link_(std::move(link)) {
     thread_ = std::thread([this] { run(); });
   }
-  ~Impl() {
+  ~LinkRequester() override {
     {
       std::lock_guard const lock(mutex_);
       is_ending_ = true;
@@ -104,16 +96,17 @@ class Requester::Impl {
     may_lead_.notify_all();
     thread_.join();
   }
-  Impl(Impl const&) = delete;
-  Impl& operator=(Impl const&) = delete;
-  [[nodiscard]] comm::Group& link() { return *link_; }
+  LinkRequester(LinkRequester const&) = delete;
+  LinkRequester& operator=(LinkRequester const&) = delete;
+  [[nodiscard]] comm::Group* link() override { return link_.get(); }
   /// Call it before other threads ask.
   void set_round_trip(std::chrono::microseconds round_trip) {
     most_piece_bytes_ = most_piece_bytes(*link_, round_trip);
   }
 
-  CallPtr start(std::shared_ptr<Impl> const& self, std::uint64_t kind, std::uint64_t incarnation, RequestArgs request) {
-    auto state = std::make_shared<Call::State>();
+  Requester::CallPtr start(std::shared_ptr<Impl> const& self, std::uint64_t kind, std::uint64_t incarnation,
+                           RequestArgs request) override {
+    auto state = std::make_shared<CallState>();
     bool is_thread_asleep = false;
     {
       std::lock_guard const lock(mutex_);  // Sequence numbers leave in order.
@@ -130,11 +123,11 @@ class Requester::Impl {
       is_thread_asleep = std::exchange(is_thread_asleep_, false);
     }
     if (is_thread_asleep) may_lead_.notify_all();
-    return std::make_shared<Call>(std::move(state), self);
+    return std::make_shared<LinkCall>(std::move(state), std::static_pointer_cast<LinkRequester>(self));
   }
 
-  /// Waits for the answer up to `timeout`. 0: only looks. @returns whether it is complete
-  bool wait_for(Call::State& state, milliseconds timeout) {
+  /// See Requester::Call::wait_for().
+  bool wait_for(CallState& state, milliseconds timeout) {
     auto const until = comm::deadline_after(timeout);
     std::unique_lock lock(mutex_);
     ++num_waiting_;
@@ -162,6 +155,22 @@ class Requester::Impl {
   }
 
  private:
+  class LinkCall final : public Requester::Call {
+   public:
+    LinkCall(std::shared_ptr<CallState> state, std::shared_ptr<LinkRequester> requester)
+        : state_(std::move(state)), requester_(std::move(requester)) {}
+
+    bool wait_for(milliseconds timeout) override { return requester_->wait_for(*state_, timeout); }
+    Reply take() override {
+      auto& incoming = state_->incoming;
+      return {.code = static_cast<ReplyCode>(incoming.frame.header.kind), .body = std::move(incoming.body)};
+    }
+
+   private:
+    std::shared_ptr<CallState> state_;
+    std::shared_ptr<LinkRequester> requester_;
+  };
+
   /// Leads while nobody waits.
   void run() noexcept {
     std::unique_lock lock(mutex_);
@@ -190,7 +199,7 @@ class Requester::Impl {
 
   /// Looks at all answers that are coming, and waits up to `limit` if there is nothing new. `lock` is open meanwhile.
   /// @param wanted answer whose message is waited for; null: that of the oldest
-  void lead(std::unique_lock<std::mutex>& lock, milliseconds limit, Call::State* wanted) {
+  void lead(std::unique_lock<std::mutex>& lock, milliseconds limit, CallState* wanted) {
     has_leader_ = true;
     coming_.splice(coming_.end(), begun_);
     lock.unlock();
@@ -211,7 +220,7 @@ class Requester::Impl {
   }
 
   /// Goes on with an answer. @returns whether it is complete
-  bool advance(Call::State& state) {
+  bool advance(CallState& state) {
     auto& incoming = state.incoming;
     while (incoming.test(*link_)) {
       if (!incoming.has_frame) {
@@ -224,7 +233,7 @@ class Requester::Impl {
     return false;
   }
 
-  void expect_header(Call::State const& state) {
+  void expect_header(CallState const& state) {
     auto const& header = state.incoming.frame.header;
     if (header.seq == state.seq && header.body_bytes <= kMostReplyBytes && state.incoming.has_valid_pieces() &&
         header.kind <= static_cast<std::uint64_t>(ReplyCode::kLeaving)) {
@@ -240,25 +249,30 @@ class Requester::Impl {
   std::condition_variable may_lead_;  ///< For thread_: nobody waits any more, or a request has begun.
   // Guarded by mutex_:
   std::uint64_t next_seq_ = 1;
-  std::list<std::shared_ptr<Call::State>> begun_;  ///< Answers that no leader has seen yet.
-  std::size_t num_waiting_ = 0;                    ///< Threads in wait_for().
+  std::list<std::shared_ptr<CallState>> begun_;  ///< Answers that no leader has seen yet.
+  std::size_t num_waiting_ = 0;                  ///< Threads in wait_for().
   bool has_leader_ = false, is_idle_ = true, has_failed_ = false, is_ending_ = false;
   bool is_thread_asleep_ = false;  ///< Until start() wakes it up.
 
-  std::list<std::shared_ptr<Call::State>> coming_;  ///< Only the leader uses it.
+  std::list<std::shared_ptr<CallState>> coming_;  ///< Only the leader uses it.
   SendList sends_;
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
   std::thread thread_;
 };
 
+}  // namespace
+
 Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout,
-                     std::optional<std::chrono::microseconds> round_trip)
-    : impl_(new Impl(std::move(link)), [process = ::getpid()](Impl* impl) {
-        // A forked child does not have the thread, and the end of a condition variable waits for those that use it. So
-        // it leaks its copy.
-        if (::getpid() == process) delete impl;
-      }) {
-  base::expects(impl_->link().size() == 2, "a link has two ends");
+                     std::optional<std::chrono::microseconds> round_trip) {
+  base::expects(link->size() == 2, "a link has two ends");
+  std::shared_ptr<LinkRequester> const requester(new LinkRequester(std::move(link)),
+                                                 [process = ::getpid()](LinkRequester* each) {
+                                                   // A forked child does not have the thread, and the end of a
+                                                   // condition variable waits for those that use it. So it leaks its
+                                                   // copy.
+                                                   if (::getpid() == process) delete each;
+                                                 });
+  impl_ = requester;
   auto shortest = std::chrono::microseconds::max();
   for (int i = 0; i < (round_trip ? 1 : kFirstQuestions); ++i) {
     auto const begin = comm::Clock::now();
@@ -274,26 +288,26 @@ Requester::Requester(std::unique_ptr<comm::Group> link, milliseconds timeout,
     std::memcpy(&incarnation_, reply->body.data(), sizeof incarnation_);
     shortest = std::min(shortest, std::chrono::duration_cast<std::chrono::microseconds>(comm::Clock::now() - begin));
   }
-  impl_->set_round_trip(round_trip.value_or(shortest));
+  requester->set_round_trip(round_trip.value_or(shortest));
 }
+
+Requester::Requester(RequestHandler handler) : impl_(make_local_requester(std::move(handler))), incarnation_(1) {}
 
 Requester::~Requester() = default;
 
-comm::Group& Requester::link() { return impl_->link(); }
+comm::Group* Requester::link() { return impl_->link(); }
 
 Requester::CallPtr Requester::start(RequestArgs request) {
   auto const kind = request.kind;
   return impl_->start(impl_, kind, incarnation_, std::move(request));
 }
 
-bool Requester::test(Call& call) { return impl_->wait_for(call.state(), milliseconds(0)); }
+bool Requester::test(Call& call) { return call.wait_for(milliseconds(0)); }
 
 std::optional<Reply> Requester::wait(Call& call, milliseconds timeout) {
-  if (!impl_->wait_for(call.state(), timeout)) return std::nullopt;
-  auto& state = call.state();
-  base::expects(!std::exchange(state.is_taken, true), "the answer was taken before");
-  auto& incoming = state.incoming;
-  return Reply{.code = static_cast<ReplyCode>(incoming.frame.header.kind), .body = std::move(incoming.body)};
+  if (!call.wait_for(timeout)) return std::nullopt;
+  base::expects(!std::exchange(call.is_taken, true), "the answer was taken before");
+  return call.take();
 }
 
 Body Requester::await(Call& call, milliseconds timeout, std::string const& missing, WhileWaiting const& while_waiting) {

@@ -17,6 +17,7 @@
 
 #include "headway/hybrid/requests.hpp"
 #include "requests/frame.hpp"
+#include "requests/origin.hpp"
 
 #include <chrono>
 #include <deque>
@@ -29,15 +30,17 @@
 
 namespace headway::hybrid {
 
+namespace {
+
 /// The link of requests. Requests that were kept may outlive the responder.
-class Request::Origin {
+class LinkOrigin final : public Request::Origin {
  public:
-  Origin(std::unique_ptr<comm::Group> link, ResponderOptions const& options)
+  LinkOrigin(std::unique_ptr<comm::Group> link, ResponderOptions const& options)
       : options_(options), link_(std::move(link)) {}
 
   [[nodiscard]] comm::Group& link() { return *link_; }
 
-  void reply(Request::Description const& request, ReplyCode code, Body body) {
+  void reply(Request::Description const& request, ReplyCode code, Body body) override {
     if (options_.traffic != nullptr) options_.traffic->count_answer(request.kind, message_bytes(body.size()));
     FrameHeader const header{.seq = request.seq,
                              .generation = request.generation,
@@ -59,6 +62,18 @@ class Request::Origin {
   SendList sends_;
   std::unique_ptr<comm::Group> link_;  ///< Destroyed first: it ends operations that use memory of the others.
 };
+
+}  // namespace
+
+void call_handler(RequestHandler const& handler, Request& request) {
+  try {
+    handler(request);
+  } catch (base::UsageError const& error) {
+    if (!request.is_answered()) request.refuse(ReplyCode::kBadRequest, error.what());
+  } catch (std::exception const& error) {
+    if (!request.is_answered()) request.refuse(ReplyCode::kFailed, error.what());
+  }
+}
 
 void RequestTraffic::count_request(std::uint64_t kind, std::size_t num_bytes) {
   auto& of_kind = of_kinds_[index_of(kind)];
@@ -102,7 +117,7 @@ class Responder::Impl {
   Impl(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler)
       : options_(options),
         handler_(std::move(handler)),
-        origin_(std::make_shared<Request::Origin>(std::move(link), options)) {
+        origin_(std::make_shared<LinkOrigin>(std::move(link), options)) {
     base::expects(options.incarnation != 0, "an incarnation is not 0");
     base::expects(origin_->link().size() == 2, "a link has two ends");
     thread_ = std::thread([this] { run(); });
@@ -193,13 +208,7 @@ class Responder::Impl {
       return request.refuse(ReplyCode::kOldIncarnation, "the request means an earlier life of the server");
     }
     if (header.kind > kAskIncarnation) return request.refuse(ReplyCode::kBadRequest, "the kind has over 32 bits");
-    try {
-      handler_(request);
-    } catch (base::UsageError const& error) {
-      if (!request.is_answered()) request.refuse(ReplyCode::kBadRequest, error.what());
-    } catch (std::exception const& error) {
-      if (!request.is_answered()) request.refuse(ReplyCode::kFailed, error.what());
-    }
+    call_handler(handler_, request);
   }
 
   [[noreturn]] void end(std::string const& reason) {
@@ -215,7 +224,7 @@ class Responder::Impl {
   std::deque<Incoming> coming_{};  ///< In order.
   std::size_t bytes_coming_ = 0;   ///< Bodies in coming_.
   std::uint64_t next_seq_ = 1;
-  std::shared_ptr<Request::Origin> origin_;
+  std::shared_ptr<LinkOrigin> origin_;
   mutable std::mutex mutex_;
   std::optional<std::string> why_;  ///< Guarded by mutex_.
   std::thread thread_;

@@ -22,6 +22,9 @@ std::vector<float> floats_of(Body const& body) {
 ServerClient::ServerClient(std::unique_ptr<comm::Group> link, milliseconds timeout)
     : timeout_(timeout), requester_(std::move(link), timeout) {}
 
+ServerClient::ServerClient(RequestHandler server, milliseconds timeout)
+    : timeout_(timeout), requester_(std::move(server)) {}
+
 Body ServerClient::ask(ServerRequest kind, std::uint64_t generation, Body body) {
   return requester_.ask({.kind = static_cast<std::uint32_t>(kind), .generation = generation, .body = std::move(body)},
                         timeout_);

@@ -353,13 +353,13 @@ std::vector<ServerStatus> EmbeddingClient::status() {
 std::vector<EmbeddingClient::ServerUse> EmbeddingClient::uses() const {
   std::vector<ServerUse> all;
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    auto& link = servers_[server].client->requester().link();
-    auto const stats = link.monitor().stats();
-    auto const& peer = stats.peers.at(static_cast<std::size_t>(1 - link.rank()));
-    all.push_back({.name = servers_[server].name,
-                   .waited = waited_[server],
-                   .bytes_sent = peer.bytes_sent,
-                   .bytes_received = peer.bytes_received});
+    auto& use = all.emplace_back(ServerUse{.name = servers_[server].name, .waited = waited_[server]});
+    auto* const link = servers_[server].client->requester().link();
+    if (link == nullptr) continue;
+    auto const stats = link->monitor().stats();
+    auto const& peer = stats.peers.at(static_cast<std::size_t>(1 - link->rank()));
+    use.bytes_sent = peer.bytes_sent;
+    use.bytes_received = peer.bytes_received;
   }
   return all;
 }

@@ -27,6 +27,8 @@
 //   auto const first = server.start({.kind = 3, .generation = 7, .body = body});
 //   auto const second = server.start(...);
 //   Reply const reply = server.wait(*second, 5s);
+//
+// A server of the same process needs no link: Requester server([&](Request& request) { parameters.handle(request); });
 
 namespace headway::hybrid {
 
@@ -82,6 +84,11 @@ struct RequestArgs {
   Body body{};
 };
 
+class Request;
+/// Answers a request, or moves it elsewhere and answers later. If it throws, the text is the answer: base::UsageError
+/// as kBadRequest, others as kFailed.
+using RequestHandler = std::function<void(Request& request)>;
+
 /// The end of a link that asks. Thread-safe.
 class Requester {
  public:
@@ -95,13 +102,16 @@ class Requester {
   /// @throws base::OperationError if the link fails or the timeout passes
   Requester(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout,
             std::optional<std::chrono::microseconds> round_trip = std::nullopt);
+  /// Asks a handler of this process, without a link: start() calls it on the caller's thread, and bodies are moved.
+  explicit Requester(RequestHandler handler);
   ~Requester();
   Requester(Requester const&) = delete;
   Requester& operator=(Requester const&) = delete;
 
   /// Random number of the responder's life. It is in every request, and a responder refuses those of another life.
   [[nodiscard]] std::uint64_t incarnation() const { return incarnation_; }
-  [[nodiscard]] comm::Group& link();
+  /// Null: there is none.
+  [[nodiscard]] comm::Group* link();
 
   /// Sends a request. Does not wait.
   /// @throws base::OperationError if the link has failed
@@ -123,8 +133,9 @@ class Requester {
   /// @throws RequestRefused if the answer is not kOk; base::OperationError if the link has failed, or with kTimeout
   [[nodiscard]] Body ask(RequestArgs request, std::chrono::milliseconds timeout);
 
+  class Impl;  // The way to the responder.
+
  private:
-  class Impl;
   std::shared_ptr<Impl> impl_;  ///< Calls share it.
   std::uint64_t incarnation_ = 0;
 };
@@ -153,7 +164,7 @@ class RequestTraffic {
 /// A request that came. If it is destroyed before reply(), the peer gets kFailed.
 class Request {
  public:
-  class Origin;  // The link that it came over.
+  class Origin;  // It takes the answer.
   /// Facts that its answer needs.
   struct Description {
     std::uint32_t kind = 0;
@@ -195,9 +206,8 @@ struct ResponderOptions {
 /// The end of a link that answers. Each responder has a thread, which receives one request after the other.
 class Responder {
  public:
-  /// Called on the responder's thread. It may move the request elsewhere and answer later, so that it delays no other.
-  /// If it throws, the text is the answer: base::UsageError as kBadRequest, others as kFailed.
-  using Handler = std::function<void(Request& request)>;
+  /// Called on the responder's thread. It may move the request elsewhere, so that it delays no other.
+  using Handler = RequestHandler;
 
   Responder(std::unique_ptr<comm::Group> link, ResponderOptions const& options, Handler handler);
   /// Ends the link, and waits for the handler.

@@ -16,7 +16,7 @@
 
 namespace headway::hybrid {
 
-/// Calls of one parameter server over a link. Thread-safe.
+/// Calls of one parameter server, over a link or in the same process. Thread-safe.
 ///
 /// All calls throw RequestRefused if the server refuses, and base::OperationError if the link has failed or `timeout`
 /// passes.
@@ -24,6 +24,8 @@ class ServerClient {
  public:
   /// @param timeout of calls that wait
   ServerClient(std::unique_ptr<comm::Group> link, std::chrono::milliseconds timeout);
+  /// @param server handler of a server of this process, which calls run on the caller's thread
+  ServerClient(RequestHandler server, std::chrono::milliseconds timeout);
 
   /// Gives the server its tables and compression, or compares them with those that it has. Call it before those below.
   void configure(std::span<embedding::MergedTable const> tables, Compression compression = {});
