@@ -43,6 +43,8 @@ class StripedBatch {
   [[nodiscard]] std::span<std::size_t const> of_stripes(std::size_t first, std::size_t end) const {
     return std::span(order_).subspan(stripe_offsets_[first], stripe_offsets_[end] - stripe_offsets_[first]);
   }
+  /// Number of keys in stripes up to this one.
+  [[nodiscard]] std::size_t end_of(std::size_t stripe) const { return stripe_offsets_[stripe + 1]; }
   /// Calls `visit(stripe)` for each stripe; on all threads if the batch has more than ThreadPool::kRangeSize keys.
   template <class Visit>
   void for_each_stripe(base::ThreadPool& thread_pool, Visit visit) const {

@@ -66,7 +66,7 @@ class StagedFind {
   /// Calls `visit(i, word)` for each key i in [first, end), in no order; word is kEmpty if the key is absent.
   template <class Visit>
   void run(std::size_t first, std::size_t end, Visit visit) {
-    step({}, group_at(first, end), [](std::size_t, RowWord) {});
+    prefetch(first, end);
     for (std::size_t at = first; at < end; at += kGroup) {
       probe_next(visit);
       step(group_at(at, end), group_at(at + kGroup, end), [&](std::size_t i, RowWord word) {
@@ -78,6 +78,11 @@ class StagedFind {
       });
     }
     while (!deferred_.empty()) probe_next(visit);
+  }
+
+  /// Prefetches the first buckets of the first group of [first, end), for a later run.
+  void prefetch(std::size_t first, std::size_t end) {
+    step({}, group_at(first, end), [](std::size_t, RowWord) {});
   }
 
  private:

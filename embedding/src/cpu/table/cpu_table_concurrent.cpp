@@ -2,21 +2,23 @@
 
 // Calls of a CPU table that may overlap: read(), read_or_insert() and update_keys().
 //
-// Idea: a call sorts its keys by stripe. It takes the lock of two stripes, handles their keys, and goes on with the
-// next lock that is free, so that calls of several threads spread over the stripes. It waits for a lock only if all
-// that it still needs are taken. Under a lock keys are taken in groups: their words are found together
-// (staged_find.hpp), then each row is used while the next ones are prefetched.
+// Idea: a call sorts its keys by stripe. It takes up to 8 adjacent locks that are free, each of two stripes, handles
+// their keys, and goes on with the next locks that are free, so that calls of several threads spread over the stripes.
+// It waits for a lock only if all that it still needs are taken, and it has none then. Under locks keys are taken in
+// groups: their words are found together (staged_find.hpp), then each row is used while the next ones and the buckets
+// of the next group are prefetched. So with more keys under locks, fewer groups begin with cache misses.
 //
 // An insertion needs room under max_rows and memory of rows that is reserved. A call promises all its keys at first.
 // If they may not fit, or if rows may change their precision or expire, it waits until it is alone and inserts as
 // find_or_insert() does. Keys for which the reserved rows were used up are inserted in that way afterwards.
 //
-// Example: threads A and B look up keys of locks 0, 1, 2. A has 0. B finds it taken and has 1, then 2. A goes on with
-// 1. B comes back to 0.
+// Example: threads A and B look up keys of locks 0 to 31. A has 0 to 7. B finds 0 to 7 taken and has 8 to 15. A goes
+// on with 16 to 23, since B has those before. B comes back to 0 at the end.
 //
 // Invariants: a row is read and written under the lock of its stripe. What all stripes share (step, horizon, memory of
-//   rows) changes while no other call is under way. A thread holds one lock of a stripe at a time: no deadlock.
-//   num_promised_ plus the rows there are is at least the rows there will be when all calls under way have ended.
+//   rows) changes while no other call is under way. A thread that has a lock of a stripe takes others only without
+//   waiting: no deadlock. num_promised_ plus the rows there are is at least the rows there will be when all calls under
+//   way have ended.
 // Complexity: O(keys * dim), and at most 32 locks for each thread of a call.
 
 #include "cpu/table/cpu_table.hpp"
@@ -40,6 +42,42 @@ namespace {
 
 constexpr std::size_t kGroup = KeyKernels::kGroup;  // Keys that are found together.
 constexpr std::size_t kAhead = 64;                  // Prefetch distance in rows. Rows go to the level 2 cache.
+constexpr std::size_t kMostLocks = 8;               // Locks that a thread has at the same time.
+
+/// Tells the stripes of ascending indices in the order of stripes.
+class StripeCursor {
+ public:
+  StripeCursor(StripedBatch const& order, std::size_t stripe) : order_(order), stripe_(stripe) {}
+  std::size_t stripe_of(std::size_t index) {
+    while (index >= order_.end_of(stripe_)) ++stripe_;
+    return stripe_;
+  }
+
+ private:
+  StripedBatch const& order_;
+  std::size_t stripe_;
+};
+
+/// Adjacent locks that are free, taken without waiting: none if the first one is taken.
+class AdjacentLocks {
+ public:
+  AdjacentLocks(StripeLocks& locks, std::size_t first) : locks_(locks), first_(first) { add(); }
+  /// Takes the next one. @returns whether it was free, and kMostLocks were not taken before
+  bool add() {
+    if (size_ == kMostLocks) return false;
+    held_[size_] = std::unique_lock(locks_[end()], std::try_to_lock);
+    if (held_[size_].owns_lock()) return ++size_, true;
+    return false;
+  }
+  [[nodiscard]] std::size_t first() const { return first_; }
+  [[nodiscard]] std::size_t end() const { return first_ + size_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+ private:
+  StripeLocks& locks_;
+  std::size_t first_, size_ = 0;
+  std::array<std::unique_lock<std::mutex>, kMostLocks> held_;
+};
 
 /// The keys at `positions`, in their order.
 struct SelectedKeys {
@@ -106,31 +144,30 @@ void CpuTable::under_locks(Self& self, Keys const& keys, Find find, Use use) {
   BorrowedKeys const sorted(self);
   sorted->sort(keys, self.stripe_map_, *self.thread_pool_);
   Keys const in_order{.ids = sorted->ids, .tables = sorted->tables, .table = keys.table};
-  auto const under_lock = [&](std::size_t lock, StripeIndices& indices, StagedFind& finding) {
-    std::size_t const first_stripe = lock * StripeLocks::kStripes, end_stripe = first_stripe + StripeLocks::kStripes;
+  // Handles the keys of locks [first_lock, end_lock), which this thread has.
+  auto const handle = [&](std::size_t first_lock, std::size_t end_lock, StripeIndices& indices, StagedFind& finding) {
+    std::size_t const first_stripe = first_lock * StripeLocks::kStripes, end_stripe = end_lock * StripeLocks::kStripes;
     auto const positions = sorted->order.of_stripes(first_stripe, end_stripe);
-    static_assert(StripeLocks::kStripes == 2);
-    std::size_t const num_of_first = sorted->order.of_stripe(first_stripe).size();
-    std::size_t const begin = sorted->order.of_stripes(0, first_stripe).size();
+    std::size_t const begin = sorted->order.of_stripes(0, first_stripe).size(), end = begin + positions.size();
+    StripeCursor of_found(sorted->order, first_stripe), of_used(sorted->order, first_stripe);
     std::array<RowWord, kGroup> words;
     std::array<RowId, kGroup> rows;
-    for (std::size_t first = 0; first < positions.size(); first += kGroup) {
-      auto const group = positions.subspan(first, std::min(kGroup, positions.size() - first));
+    for (std::size_t at = begin; at < end; at += kGroup) {
+      auto const group = positions.subspan(at - begin, std::min(kGroup, end - at));
       // The group before may have changed the indices.
       for (auto each = first_stripe; each < end_stripe; ++each) indices.set(each, self.stripes_[each].index);
-      std::size_t const at = begin + first;
       finding.run(at, at + group.size(), [&](std::size_t j, RowWord word) { words[j - at] = word; });
-      auto const stripe_of = [&](std::size_t j) -> auto& {
-        return self.stripes_[first_stripe + (first + j < num_of_first ? 0 : 1)];
-      };
-      for (std::size_t j = 0; j < group.size(); ++j) rows[j] = find(stripe_of(j), group[j], words[j]);
+      finding.prefetch(at + group.size(), end);
+      for (std::size_t j = 0; j < group.size(); ++j) {
+        rows[j] = find(self.stripes_[of_found.stripe_of(at + j)], group[j], words[j]);
+      }
       auto const prefetch = [&](std::size_t j) {
         if (j < group.size() && rows[j] != RowId::kNone) self.rows_.prefetch(rows[j]);
       };
       for (std::size_t j = 0; j < kAhead; ++j) prefetch(j);
       for (std::size_t j = 0; j < group.size(); ++j) {
         prefetch(j + kAhead);
-        use(stripe_of(j), group[j], words[j], rows[j]);
+        use(self.stripes_[of_used.stripe_of(at + j)], group[j], words[j], rows[j]);
       }
     }
   };
@@ -142,16 +179,20 @@ void CpuTable::under_locks(Self& self, Keys const& keys, Find find, Use use) {
     StagedFind finding(in_order, self.key_kernels_, indices);
     std::array<std::size_t, StripeLocks::kCount> left;
     std::size_t num_left = 0;
-    for (std::size_t lock = number; lock < StripeLocks::kCount; lock += num_tasks) left[num_left++] = lock;
+    std::size_t const end_lock = (number + 1) * StripeLocks::kCount / num_tasks;
+    for (auto lock = number * StripeLocks::kCount / num_tasks; lock < end_lock; ++lock) left[num_left++] = lock;
     while (num_left > 0) {
       std::size_t num_busy = 0;
-      for (std::size_t j = 0; j < num_left; ++j) {
-        std::unique_lock const lock(self.locks_[left[j]], std::try_to_lock);
-        lock.owns_lock() ? under_lock(left[j], indices, finding) : static_cast<void>(left[num_busy++] = left[j]);
+      for (std::size_t j = 0; j < num_left;) {
+        AdjacentLocks locks(self.locks_, left[j]);
+        // Entries before j + 1 are free to be overwritten.
+        for (++j; j < num_left && left[j] == locks.end() && locks.add();) ++j;
+        locks.size() > 0 ? handle(locks.first(), locks.end(), indices, finding)
+                         : static_cast<void>(left[num_busy++] = locks.first());
       }
       if (num_busy == num_left) {
         std::lock_guard const lock(self.locks_[left[--num_busy]]);
-        under_lock(left[num_busy], indices, finding);
+        handle(left[num_busy], left[num_busy] + 1, indices, finding);
       }
       num_left = num_busy;
     }
