@@ -2,14 +2,14 @@
 """Lookups at a parameter server of hybrid training, in turns with the same lookups elsewhere.
 
 Systems: ``table`` is a table of the process behind one lock, without a server, and ``stripes`` the same table with
-locks of its stripes. ``in_process`` is a server that is a thread of the process. ``shm`` and ``tcp`` are a server in
-another process. ``raw_tcp`` moves the same bytes over a loopback socket and looks nothing up. With ``--redis`` a Redis
-server has the rows, too, and is asked over a Unix socket by MGET and MSET. The program ``bench_parameter_server`` has
-details.
+locks of its stripes. ``in_process`` is a server of the process, which the asking thread calls, and ``thread`` one that
+is a thread of the process. ``shm`` and ``tcp`` are a server in another process. ``raw_tcp`` moves the same bytes over a
+loopback socket and looks nothing up. With ``--redis`` a Redis server has the rows, too, and is asked over a Unix socket
+by MGET and MSET. The program ``bench_parameter_server`` has details.
 
-Lookups of each system are measured alone, and while another thread updates rows; then updates alone. An update of a
-server is a step, with a lookup and gradients. Redis has no optimizers, so there the asker reads rows and writes them
-back. The ratio is the speed over that of the system in ``_LIMITS`` under the same conditions; ``raw_tcp`` has no rows
+Lookups of each system are measured alone, and while another thread updates rows; then updates alone. An update is a
+step, with a lookup and gradients. Redis has no optimizers, so there the asker reads rows and writes them back. The
+ratio is the speed over that of the system in ``_LIMITS`` under the same conditions; ``raw_tcp`` has no rows
 to update.
 """
 
@@ -37,7 +37,14 @@ from dlrm_examples.support.text_table import format_table, format_time
 DESCRIPTION = "lookups at a parameter server beside those in a table of the process"
 _PROGRAM = Path(__file__).resolve().parents[1] / "build" / "benchmarks" / "hybrid" / "bench_parameter_server"
 #: System whose speed limits that of another one.
-_LIMITS = {"stripes": "table", "in_process": "table", "shm": "in_process", "tcp": "raw_tcp", "redis": "shm"}
+_LIMITS = {
+    "stripes": "table",
+    "in_process": "table",
+    "thread": "in_process",
+    "shm": "in_process",
+    "tcp": "raw_tcp",
+    "redis": "shm",
+}
 _REDIS_START_S = 20
 
 
@@ -52,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
         ("--milliseconds", 300, "milliseconds of a round"),
     ):
         parser.add_argument(name, type=whole_number(1), default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument("--systems", default="", metavar="A,B", help="measure these only (default: all)")
     parser.add_argument("--redis", action="store_true", help="measure a Redis server, too; needs redis-server")
     return measure_and_report(
         "parameter_server", parser, parser.parse_args(argv), measure=measure, format_points=format_points
@@ -70,7 +78,9 @@ def measure(options: argparse.Namespace) -> list[Point]:
         raise BenchmarkError(f"{_PROGRAM} is not built: run tools/build.sh in a checkout")
     names = ("rows", "dim", "keys", "updates", "rounds", "milliseconds")
     command = [str(_PROGRAM), *(word for name in names for word in (f"--{name}", str(getattr(options, name))))]
-    limit_s = 120 + options.rounds * options.milliseconds / 30
+    if options.systems:
+        command += ["--systems", options.systems]
+    limit_s = 120 + options.rows / 50_000 + options.rounds * options.milliseconds / 30
     with contextlib.ExitStack() as stack:
         if options.redis:
             command += ["--redis", stack.enter_context(_redis_server())]
@@ -88,7 +98,7 @@ def measure(options: argparse.Namespace) -> list[Point]:
         limit_s = None if limit is None else times.get((limit, operation, updates), times.get((limit, operation, 0)))
         return None if limit_s is None else limit_s / times[point.system, operation, updates]
 
-    order = ["table", "stripes", "in_process", "shm", "tcp", "raw_tcp", "redis"]
+    order = ["table", "stripes", "in_process", "thread", "shm", "tcp", "raw_tcp", "redis"]
     points.sort(key=lambda each: (each.params["operation"], each.params["updates"], order.index(each.system)))
     return [replace(point, ratio=ratio_of(point)) for point in points]
 

@@ -4,14 +4,16 @@
 //
 //   table        a table of this process, by find() and gather(), without a server. One lock guards it
 //   stripes      the same by read(), which locks two stripes of the table at a time
-//   in_process   a server that is a thread of this process
+//   in_process   a server of this process, which the asking thread calls
+//   thread       a server that is a thread of this process, over a link
 //   shm, tcp     a server that is another process, over a link
 //   raw_tcp      the same bytes each way over a loopback socket, without a lookup: the limit of tcp
 //   redis        a Redis server at --redis: an MGET looks rows up, and an MGET with an MSET after it updates them
 //
-// A lookup has distinct keys that are all there, and returns their rows. Two are in flight, except with the tables.
+// A lookup has distinct keys that are all there, and returns their rows. Two are in flight over links and sockets.
 // Each system is measured three times: lookups alone; lookups while another thread makes --updates updates a second of
-// as many rows; and updates, one after the other. An update of a server is a step, with a lookup and gradients.
+// as many rows; and updates, one after the other. An update is a step: it looks rows up, and trains them by gradients.
+// Only the tables that the chosen systems need are made: each server has one, and `table` and `stripes` share one.
 
 #include "forked_ranks.hpp"
 #include "json_object.hpp"
@@ -76,7 +78,8 @@ struct Settings : RankSettings {
   int updates = 200;
   int rounds = 9;
   int milliseconds = 300;
-  std::string redis{};  ///< Unix socket; empty: none.
+  std::string systems{};  ///< Names, separated by commas; empty: all.
+  std::string redis{};    ///< Unix socket; empty: none.
 };
 
 std::string usage(std::string const& program) {
@@ -90,6 +93,7 @@ std::string usage(std::string const& program) {
          "  --updates N       beside lookups, in a second (200)\n"
          "  --rounds N        of each system, in turns (9)\n"
          "  --milliseconds M  of a round (300)\n"
+         "  --systems A,B     measure these only (all)\n"
          "  --redis PATH      Unix socket of a Redis server, which gets the rows\n"
          "  --time-limit S    end after this time (300)\n";
 }
@@ -155,7 +159,7 @@ std::uint64_t fill(ServerClient& client, Settings const& settings) {
 
 /// Looks batches up for some time. @returns lookups per second
 using Measure = std::function<double(duration<double>)>;
-/// Makes update number N of a system; those of a server are its steps.
+/// Makes update number N of a system. Those of a server are its steps.
 using Update = std::function<void(std::uint64_t number)>;
 
 struct System {
@@ -203,13 +207,14 @@ Measure at_server(ServerClient& client, Batches const& batches) {
 }
 
 /// Steps of one worker with the keys of batches from the end. Lookups take them from the begin.
-Update steps_at(ServerClient& client, Batches const& batches, Settings const& settings, std::uint64_t first_step) {
-  return [&client, &batches, first_step,
-          gradients = std::vector<float>(settings.keys * settings.dim, 0.01F)](std::uint64_t number) {
-    hybrid::BatchId const batch{.step = first_step + number, .worker = 0};
+Update steps_at(ServerClient& client, Batches const& batches, Settings const& settings) {
+  std::vector<float> const first(settings.keys * settings.dim, 0.01F);
+  return [&client, &batches, dim = settings.dim, gradients = first, rows = first](std::uint64_t number) mutable {
+    hybrid::BatchId const batch{.step = number, .worker = 0};
     auto const keys = batches[kNumBatches - 1 - number % kNumBatches];
     auto const lookup = client.start_lookup(1, batch, {&keys, 1});
-    if (!client.wait_rows(*lookup, kTimeout)) throw std::runtime_error("no rows came");
+    std::span<float> const out(rows);
+    hybrid::decode_rows(client.requester().await(*lookup, kTimeout, "no rows came"), {&dim, 1}, {}, {&out, 1});
     hybrid::PartValues const values{.rate = 0.01, .gradients = gradients};
     client.finish(*client.start_part(1, batch, {&values, 1}));
   };
@@ -221,14 +226,16 @@ embedding::Keys keys_of(KeyList const& list) { return {.ids = list.ids, .tables 
 class LockedTable {
  public:
   LockedTable(embedding::ConcurrentTable& table, Settings const& settings)
-      : table_(table), rows_(settings.keys), updated_(settings.keys) {}
+      : table_(table), rows_(settings.keys), updated_(settings.keys), read_(settings.keys * settings.dim) {}
 
   void look_up(KeyList const& list, std::span<float> out) {
     std::lock_guard const lock(mutex_);
     table_.find(keys_of(list), rows_, {});
     table_.gather(keys_of(list), rows_, out);
   }
+  /// One thread at a time.
   void update(KeyList const& list, std::span<float const> gradients) {
+    look_up(list, read_);  // Gradients follow from rows.
     std::lock_guard const lock(mutex_);
     table_.find(keys_of(list), updated_, {});
     table_.update(keys_of(list), updated_, gradients, {.learning_rate = 0.01, .number = 1});
@@ -238,6 +245,7 @@ class LockedTable {
   embedding::ConcurrentTable& table_;
   std::mutex mutex_;
   std::vector<embedding::RowId> rows_, updated_;
+  std::vector<float> read_;
 };
 
 /// @param look_up function of keys and output
@@ -254,9 +262,8 @@ Measure at_table(Batches const& batches, Settings const& settings, LookUp look_u
 /// @param update function of keys and gradients
 template <class ApplyUpdate>
 Update updates_at_table(Batches const& batches, Settings const& settings, ApplyUpdate update) {
-  return [&batches, update, gradients = std::vector<float>(settings.keys * settings.dim, 0.01F)](std::uint64_t number) {
-    update(batches[kNumBatches - 1 - number % kNumBatches], gradients);
-  };
+  return [&batches, update, gradients = std::vector<float>(settings.keys * settings.dim, 0.01F)](
+             std::uint64_t number) mutable { update(batches[kNumBatches - 1 - number % kNumBatches], gradients); };
 }
 
 void set_no_delay(int socket) {
@@ -284,6 +291,7 @@ class RawServer {
     port_ = ntohs(address.sin_port);
     thread_ = std::jthread([this, settings] {
       base::FileDescriptor const peer(::accept(listener_.get(), nullptr, nullptr));
+      if (!peer.valid()) return;  // Nobody has connected.
       set_no_delay(peer.get());
       auto const [request, answer] = sizes_of(settings);
       std::vector<std::byte> in(request);
@@ -291,6 +299,9 @@ class RawServer {
       while (receive_all(peer.get(), in)) send_all(peer.get(), out);
     });
   }
+  ~RawServer() { ::shutdown(listener_.get(), SHUT_RDWR); }  // Ends accept().
+  RawServer(RawServer const&) = delete;
+  RawServer& operator=(RawServer const&) = delete;
   [[nodiscard]] std::uint16_t port() const { return port_; }
 
  private:
@@ -377,7 +388,7 @@ class RedisRows {
   std::vector<float> rows_, updated_;
 };
 
-/// A link to a server of this process.
+/// A link to a server that is a thread of this process.
 class OwnLink {
  public:
   explicit OwnLink(hybrid::ParameterServer& server) {
@@ -409,51 +420,110 @@ void serve(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
   barrier.wait();
 }
 
+/// The systems that are measured, with all that they need.
+class Systems {
+ public:
+  Systems(Settings const& settings, comm::Store& store) : settings_(settings), store_(store), batches_(settings) {
+    add_tables();
+    add_own_server();
+    add_other_server();
+    if (is_chosen("raw_tcp")) {
+      raw_ = connect_raw(std::stoi(store.get("raw", kTimeout)));
+      all_.push_back({"raw_tcp", at_raw_socket(raw_.get(), settings)});
+    }
+    if (!settings.redis.empty() && is_chosen("redis")) {
+      redis_.emplace(settings);
+      all_.push_back({"redis", redis_->look_up(batches_), redis_->update(batches_)});
+    }
+    if (all_.empty()) throw SettingsError("--systems: none of these can be measured: " + settings.systems);
+  }
+  [[nodiscard]] std::vector<System> const& all() const { return all_; }
+
+ private:
+  [[nodiscard]] bool is_chosen(std::string const& name) const {
+    return settings_.systems.empty() || ("," + settings_.systems + ",").find("," + name + ",") != std::string::npos;
+  }
+
+  void add_tables() {
+    if (!is_chosen("table") && !is_chosen("stripes")) return;
+    table_ = embedding::make_concurrent_table(tables_of(settings_).front().options);
+    for (std::uint64_t id = 0; id < settings_.rows; ++id) {
+      embedding::RowId row{};
+      table_->find_or_insert({.ids = {&id, 1}, .table = kTable}, {&row, 1}, {});
+    }
+    locked_.emplace(*table_, settings_);
+    if (is_chosen("table")) {
+      all_.push_back({"table",
+                      at_table(batches_, settings_,
+                               [this](KeyList const& keys, std::span<float> out) { locked_->look_up(keys, out); }),
+                      updates_at_table(batches_, settings_, [this](KeyList const& keys, std::span<float const> by) {
+                        locked_->update(keys, by);
+                      })});
+    }
+    if (is_chosen("stripes")) {
+      auto const read = [this](KeyList const& keys, std::span<float> out) { table_->read(keys_of(keys), out, {}); };
+      all_.push_back({"stripes", at_table(batches_, settings_, read),
+                      updates_at_table(batches_, settings_,
+                                       [this, read, rows = std::vector<float>(settings_.keys * settings_.dim)](
+                                           KeyList const& keys, std::span<float const> by) mutable {
+                                         read(keys, rows);
+                                         table_->update_keys(keys_of(keys), by, {.learning_rate = 0.01, .number = 1});
+                                       })});
+    }
+  }
+
+  /// Lookups and updates have a client each, since a thread asks at a time.
+  void add_own_server() {
+    if (!is_chosen("in_process") && !is_chosen("thread")) return;
+    hybrid::RequestHandler const handler = [this](hybrid::Request& request) { own_.handle(request); };
+    own_client_.emplace(handler, kTimeout);
+    own_steps_ = fill(*own_client_, settings_);
+    if (is_chosen("in_process")) {
+      all_.push_back({"in_process", at_server(*own_client_, batches_), steps(*own_client_, own_steps_)});
+    }
+    if (is_chosen("thread")) {
+      links_.emplace(own_);
+      updates_links_.emplace(own_);
+      all_.push_back({"thread", at_server(**links_, batches_), steps(**updates_links_, own_steps_)});
+    }
+  }
+
+  void add_other_server() {
+    for (auto const& [name, transport] : {std::pair{"shm", comm::Transport::kShm}, {"tcp", comm::Transport::kTcp}}) {
+      if (!is_chosen(name)) continue;
+      auto const dial = [&, key = name, by = transport]() -> ServerClient& {
+        return *clients_.emplace_back(
+            std::make_unique<ServerClient>(comm::dial(store_.get(key, kTimeout), options_of(by)), kTimeout));
+      };
+      auto &lookups = dial(), &updates = dial();
+      if (other_steps_ == 0) other_steps_ = fill(lookups, settings_);
+      all_.push_back({name, at_server(lookups, batches_), steps(updates, other_steps_)});
+    }
+  }
+
+  /// Steps of a server go on from one system to the other.
+  [[nodiscard]] Update steps(ServerClient& client, std::uint64_t& next) {
+    return [&next, step = steps_at(client, batches_, settings_)](std::uint64_t) { step(next++); };
+  }
+
+  Settings const& settings_;
+  comm::Store& store_;
+  Batches const batches_;
+  std::unique_ptr<embedding::ConcurrentTable> table_;
+  std::optional<LockedTable> locked_;
+  hybrid::ParameterServer own_;
+  std::optional<ServerClient> own_client_;
+  std::optional<OwnLink> links_, updates_links_;
+  std::uint64_t own_steps_ = 0, other_steps_ = 0;
+  std::vector<std::unique_ptr<ServerClient>> clients_;
+  base::FileDescriptor raw_;
+  std::optional<RedisRows> redis_;
+  std::vector<System> all_;
+};
+
 void measure(Settings const& settings, comm::Store& store, RankBarrier& barrier) {
-  auto const dial = [&](char const* key, comm::Transport transport) {
-    return std::make_unique<ServerClient>(comm::dial(store.get(key, kTimeout), options_of(transport)), kTimeout);
-  };
-  auto const tcp = dial("tcp", comm::Transport::kTcp), shm = dial("shm", comm::Transport::kShm);
-  auto const tcp_updates = dial("tcp", comm::Transport::kTcp), shm_updates = dial("shm", comm::Transport::kShm);
-  std::uint64_t other_steps = fill(*shm, settings);
-  // The server of this process, with two links.
-  hybrid::ParameterServer own;
-  OwnLink const link(own), updates_link(own);
-  std::uint64_t const own_steps = fill(*link, settings);
-  // The plain table.
-  auto const table = embedding::make_concurrent_table(tables_of(settings).front().options);
-  for (std::uint64_t id = 0; id < settings.rows; ++id) {
-    embedding::RowId row{};
-    table->find_or_insert({.ids = {&id, 1}, .table = kTable}, {&row, 1}, {});
-  }
-  LockedTable locked(*table, settings);
-  Batches const batches(settings);
-  auto const raw = connect_raw(std::stoi(store.get("raw", kTimeout)));
-  // Both links lead to one server, whose steps go on from one to the other.
-  auto const steps_of_other = [&](ServerClient& client) -> Update {
-    return [&, step = steps_at(client, batches, settings, 0)](std::uint64_t) { step(other_steps++); };
-  };
-  std::vector<System> systems{
-      {"table",
-       at_table(batches, settings, [&](KeyList const& keys, std::span<float> out) { locked.look_up(keys, out); }),
-       updates_at_table(batches, settings,
-                        [&](KeyList const& keys, std::span<float const> by) { locked.update(keys, by); })},
-      {"stripes",
-       at_table(batches, settings,
-                [&](KeyList const& keys, std::span<float> out) { table->read(keys_of(keys), out, {}); }),
-       updates_at_table(batches, settings,
-                        [&](KeyList const& keys, std::span<float const> by) {
-                          table->update_keys(keys_of(keys), by, {.learning_rate = 0.01, .number = 1});
-                        })},
-      {"in_process", at_server(*link, batches), steps_at(*updates_link, batches, settings, own_steps)},
-      {"shm", at_server(*shm, batches), steps_of_other(*shm_updates)},
-      {"tcp", at_server(*tcp, batches), steps_of_other(*tcp_updates)},
-      {"raw_tcp", at_raw_socket(raw.get(), settings)}};
-  std::optional<RedisRows> redis;
-  if (!settings.redis.empty()) {
-    redis.emplace(settings);
-    systems.push_back({"redis", redis->look_up(batches), redis->update(batches)});
-  }
+  Systems const chosen(settings, store);
+  auto const& systems = chosen.all();
   // By system, and whether there are updates beside.
   std::map<std::pair<std::string, bool>, std::vector<double>> times;
   std::map<std::string, std::vector<double>> times_of_updates;
@@ -514,6 +584,7 @@ int run(Arguments arguments) {
                  {"--updates", number(settings.updates, 1, 1'000'000)},
                  {"--rounds", number(settings.rounds, 1, 1000)},
                  {"--milliseconds", number(settings.milliseconds, 1, 60'000)},
+                 {"--systems", Setter([&](std::string_view, std::string_view names) { settings.systems = names; })},
                  {"--redis", Setter([&](std::string_view, std::string_view path) { settings.redis = path; })},
                  {"--time-limit", number(settings.time_limit, 1, 86'400)}});
   if (settings.keys > settings.rows) throw SettingsError("--keys: at most as many as --rows");
