@@ -185,14 +185,14 @@ class UpdatesBeside {
   std::jthread thread_;
 };
 
-Measure at_server(ServerClient& client, Batches const& batches) {
-  return [&](duration<double> time) {
+Measure at_server(ServerClient& client, Batches const& batches, std::size_t most_in_flight = kInFlight) {
+  return [&, most_in_flight](duration<double> time) {
     std::deque<Requester::CallPtr> calls;
     std::size_t number = 0, done = 0;
     auto const begin = steady_clock::now();
     for (;;) {
       bool const is_over = steady_clock::now() - begin > time;
-      while (!is_over && calls.size() < kInFlight) {
+      while (!is_over && calls.size() < most_in_flight) {
         auto const keys = batches[number++];
         calls.push_back(client.requester().start({.kind = static_cast<std::uint32_t>(hybrid::ServerRequest::kRead),
                                                   .body = hybrid::encode_lookup({}, {&keys, 1})}));
@@ -479,7 +479,7 @@ class Systems {
     own_client_.emplace(handler, kTimeout);
     own_steps_ = fill(*own_client_, settings_);
     if (is_chosen("in_process")) {
-      all_.push_back({"in_process", at_server(*own_client_, batches_), steps(*own_client_, own_steps_)});
+      all_.push_back({"in_process", at_server(*own_client_, batches_, 1), steps(*own_client_, own_steps_)});
     }
     if (is_chosen("thread")) {
       links_.emplace(own_);

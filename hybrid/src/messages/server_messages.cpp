@@ -241,7 +241,9 @@ std::size_t plain_bytes_of(std::size_t num_keys) {
 
 Body encode_lookup(BatchId batch, std::span<KeyList const> tables, std::uint64_t num_samples, Compression compression) {
   auto to = write_batch(batch);
-  to.word(num_samples);
+  std::size_t num_bytes = (3 + tables.size()) * sizeof(std::uint64_t);
+  for (auto const& each : tables) num_bytes += plain_bytes_of(each.ids.size());
+  to.reserve(compression.ids ? 0 : num_bytes).word(num_samples);
   for (auto const& each : tables) to.word(each.ids.size());
   for (auto const& each : tables) {
     std::vector<std::byte> packed;

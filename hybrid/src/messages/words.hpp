@@ -36,6 +36,11 @@ class WordWriter {
   WordWriter& text(std::string_view value) {
     return word(value.size()).array(std::span<char const>(value.data(), value.size()));
   }
+  /// Takes memory for a message of so many bytes at once.
+  WordWriter& reserve(std::size_t num_bytes) {
+    bytes_.reserve(num_bytes);
+    return *this;
+  }
   [[nodiscard]] Body take() { return std::move(bytes_); }
 
  private:
