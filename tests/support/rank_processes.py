@@ -19,6 +19,7 @@ from typing import Any
 import headway
 import torch
 import torch.distributed as dist
+from headway.comm.rank_processes import PRELOADED
 from torch.multiprocessing import start_processes
 
 #: Backends that tests compare.
@@ -107,7 +108,7 @@ def run_ranks(
     """
     deadline = time.monotonic() + limit_s
     if start_method == "fork" and not _children_can_run_backward() and _can_be_pickled((function, arguments)):
-        multiprocessing.set_forkserver_preload(["torch", "headway", __name__])
+        multiprocessing.set_forkserver_preload([*PRELOADED, __name__])
         start_method = "forkserver"
     with tempfile.TemporaryDirectory() as folder:
         settings = (function, size, folder, arguments, group)

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ from headway.comm.process_end import end_process
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)
 _POLL_S = 0.2
+#: Modules that are imported once, by the process that forks all ranks. It lives as long as this one, and has those of
+#: the first call. Each rank would take 1.4 s of processor time to import torch.
+PRELOADED = ["torch", "headway", __name__]
 T = TypeVar("T")
 M = TypeVar("M")
 
@@ -52,7 +56,7 @@ def run_ranks(
     """Calls ``function(rank, send)`` on each rank, with a default group of all ranks.
 
     Args:
-        function: picklable, as are its result and what it sends.
+        function: picklable, as are its result and what it sends. Its module is imported once for all ranks.
         num_ranks: number of processes. They are killed if this process dies.
         timeout_s: the processes are killed if they take longer.
         backend: backend of the default group.
@@ -68,8 +72,7 @@ def run_ranks(
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=COLLECTIVE_TIMEOUT)
     # For the ranks; this process read the variables earlier.
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    # One process imports torch and forks all ranks, which takes a sixth of the time of four that import it.
-    multiprocessing.set_forkserver_preload(["torch", "headway", __name__])
+    multiprocessing.set_forkserver_preload([*PRELOADED, _module_of(function)])
     inbox: multiprocessing.Queue[Any] = multiprocessing.get_context("forkserver").Queue()
     arguments = (function, num_ranks, backend, store.port, inbox, wait_s, dict(os.environ))
     ranks = start_processes(  # type: ignore[no-untyped-call]
@@ -94,6 +97,12 @@ def run_ranks(
             process.join()
         inbox.close()
     return results[0]
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return function.__module__
 
 
 def _pass_sigterm_to(ranks: ProcessContext) -> Callable[[], None]:
