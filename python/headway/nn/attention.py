@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attention of a layer, forward and backward, computed by the operator or by the reference.
 
+With context parallelism an ``AttentionExchange`` stands between a rank's tokens and what the rank attends with.
+
 Shapes: B sequences, TQ queries and TK keys of all sequences, H heads, D columns of queries and keys, V of values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +41,38 @@ class AttentionGradients(NamedTuple):
     time_weights: Tensor | None
 
 
+class AttentionExchange(Protocol):
+    """Exchanges of one layer's attention among ranks that share a batch. All functions have gradients."""
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what the rank attends with, for queries, keys and values of its own tokens, (t, H, columns)."""
+        ...
+
+    def inputs_backward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients of the rank's own tokens for those of ``inputs()``."""
+        ...
+
+    def output(self, out: Tensor) -> Tensor:
+        """Returns the attention output of the rank's own tokens, (t, H, V), for what the rank computed."""
+        ...
+
+    def output_backward(self, grad: Tensor) -> Tensor:
+        """Returns the gradient of what the rank computed for that of its own tokens."""
+        ...
+
+
+class ParallelPlan(Protocol):
+    """Division of a batch among ranks, such as ``headway.parallel.context_parallel.ContextPlan``."""
+
+    def exchange_of(self, config: HSTUConfig, x: Tensor, sequences: Sequences) -> AttentionExchange:
+        """Returns the exchanges of a layer. Checks ``x``, the rank's own tokens, and ``sequences``, of all ranks.
+
+        Raises:
+            ValueError: they are not of this plan.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerAttention:
     """Arguments of a layer's attention other than queries, keys, values and bias tables.
@@ -48,22 +82,42 @@ class LayerAttention:
         sequences: sequences of the queries.
         key_offsets, key_times: offsets (B + 1,) and times (TK,) of the keys, if they include cached tokens; None: keys
             and queries are of the same tokens.
+        exchange: exchanges with the ranks that share the batch; None: this rank has all tokens.
     """
 
     config: HSTUConfig
     sequences: Sequences
     key_offsets: Tensor | None = None
     key_times: Tensor | None = None
+    exchange: AttentionExchange | None = None
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what ``forward()`` and ``backward()`` take, for queries, keys and values of the rank's own tokens."""
+        return (q, k, v) if self.exchange is None else self.exchange.inputs(q, k, v)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> Tensor:
-        """Returns the attention output, (TQ, H, V)."""
+        """Returns the attention output, (TQ, H, V); with an exchange that of the rank's own tokens."""
+        out = self._attend(q, k, v, tables)
+        return out if self.exchange is None else self.exchange.output(out)
+
+    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> AttentionGradients:
+        """Returns the gradients of the arguments of ``inputs()`` for the gradient of the output, (TQ, H, V).
+
+        With an exchange, gradients of bias tables are the rank's part of a sum over all ranks.
+        """
+        if self.exchange is None:
+            return self._attend_backward(grad, q, k, v, tables)
+        grads = self._attend_backward(self.exchange.output_backward(grad), q, k, v, tables)
+        q, k, v = self.exchange.inputs_backward(grads.q, grads.k, grads.v)
+        return grads._replace(q=q, k=k, v=v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> Tensor:
         if self.config.attention == "reference":
             return reference_attention(q, k, v, **self._named(tables))
         out: Tensor = torch.ops.headway.hstu_attention(q, k, v, **self._of_operator(tables))
         return out
 
-    def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> AttentionGradients:
-        """Returns the gradients of the inputs for the gradient of the output, (TQ, H, V)."""
+    def _attend_backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: BiasTables) -> AttentionGradients:
         if self.config.attention == "reference":
             return self._reference_backward(grad, q, k, v, tables)
         grads = torch.ops.headway.hstu_attention_backward(grad, q, k, v, **self._of_operator(tables))

@@ -75,7 +75,7 @@ class Activations(NamedTuple):
     normed: Tensor  # (T, E)
     normed_statistics: Tensor | None
     projected: Tensor  # (T, P) before SiLU
-    v: Tensor  # (T, H, V)
+    v: Tensor  # (T, H, V); with ranks that share the batch what this rank attends with.
     q: Tensor  # (T, H, D)
     k: Tensor
     attention_out: Tensor  # (T, H V)
@@ -143,6 +143,12 @@ class LayerStep:
         v, q, k = (_by_head(each, config) for each in parts)
         return v, q, k
 
+    def attention_inputs(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns v, q and k that the rank attends with: those of its own tokens, or what ranks exchange for them."""
+        v, q, k = self.split(projected)
+        q, k, v = self.attention.inputs(q, k, v)
+        return v, q, k
+
     def split_backward(self, projected: Tensor, grads: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Backward pass of ``split()``.
 
@@ -183,7 +189,7 @@ class LayerStep:
             found["projected"] = self.project(found["normed"], weights)
         u = found["projected"][:, : self.config.gate_width]
         if "v" not in found:
-            found["v"], found["q"], found["k"] = self.split(found["projected"])
+            found["v"], found["q"], found["k"] = self.attention_inputs(found["projected"])
         if "attention_out" not in found:
             found["attention_out"] = self.attend(found["v"], found["q"], found["k"], weights)
         if "gated" not in found:

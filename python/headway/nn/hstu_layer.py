@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headway.nn.attention import LayerAttention
+from headway.nn.attention import LayerAttention, ParallelPlan
 from headway.nn.config import HSTUConfig
 from headway.nn.dropout_keys import keep_mask
 from headway.nn.fused_layer import FusedLayer, LayerStep, LayerWeights
@@ -68,12 +68,15 @@ class HSTULayer(nn.Module):
             else:
                 nn.init.constant_(parameter, 1.0 if name.endswith("norm_weight") else 0.0)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, *, parallel: ParallelPlan | None = None) -> Tensor:
         """Computes the layer.
 
         Args:
             x: (T, E).
             sequences: sequences of the tokens.
+            parallel: division of the batch among the ranks of a group, which all call the layer. Then ``x`` has the
+                rank's own tokens, ``sequences`` are those of all ranks, and gradients of weights are the rank's part
+                of a sum. None: this rank has all tokens.
 
         Returns:
             (T, E) of the dtype of ``x``.
@@ -82,7 +85,10 @@ class HSTULayer(nn.Module):
             ValueError: ``x`` or ``sequences`` do not fit the config or each other.
         """
         self._check(x, sequences)
-        step = self._step(x, LayerAttention(config=self.config, sequences=sequences))
+        exchange = None if parallel is None else parallel.exchange_of(self.config, x, sequences)
+        step = self._step(x, LayerAttention(config=self.config, sequences=sequences, exchange=exchange))
+        if parallel is not None:
+            self._check_parallel_dropout(x, sequences)
         kept = self._kept(x, sequences)
         weights = self.weights()
         if step.is_plain:
@@ -146,6 +152,15 @@ class HSTULayer(nn.Module):
             return keep_mask(sequences.dropout_keys, self.config.output_width, layer=self.index, dropout=dropout)
         shape = (x.shape[0], self.config.output_width)
         return torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(1 - dropout)
+
+    def _check_parallel_dropout(self, x: Tensor, sequences: Sequences) -> None:
+        if not self.training or self.config.dropout == 0:
+            return
+        keys = sequences.dropout_keys
+        if keys is None:
+            raise ValueError("dropout with a parallel plan needs dropout_keys, so that it does not depend on the ranks")
+        if keys.shape != x.shape[:1]:
+            raise ValueError(f"dropout_keys are {tuple(keys.shape)}, and the rank has {x.shape[0]} tokens of its own")
 
     def _check(self, x: Tensor, sequences: Sequences) -> None:
         config = self.config

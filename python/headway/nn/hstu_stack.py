@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway import ops, reference
+from headway.nn.attention import ParallelPlan
 from headway.nn.config import HSTUStackConfig
 from headway.nn.hstu_layer import HSTULayer
 from headway.nn.key_value_cache import KeyValueCache
@@ -40,14 +41,16 @@ class HSTUStack(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(HSTULayer(config.layer, index) for index in range(config.num_layers))
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, *, parallel: ParallelPlan | None = None) -> Tensor:
         """Computes all layers and the final norm: (T, E) for x (T, E).
+
+        ``parallel`` divides the batch among ranks; see :meth:`HSTULayer.forward`.
 
         Raises:
             ValueError: ``x`` or ``sequences`` do not fit the config or each other.
         """
         for layer in self.layers:
-            x = layer(x, sequences)
+            x = layer(x, sequences, parallel=parallel)
         return self._final_norm(x)
 
     def extend(

@@ -22,7 +22,7 @@ class Sequences:
         times: (T,) int64, time of each token as a key.
         query_times: (T,) int64, time at which each token asks, as a query; see :func:`headway.nn.next_times`.
         dropout_keys: (T,) int64 of :func:`headway.nn.token_keys`: dropout then depends on them alone. None: masks are
-            drawn by torch's generator.
+            drawn by torch's generator. With context parallelism they are those of the rank's own tokens.
     """
 
     offsets: Tensor

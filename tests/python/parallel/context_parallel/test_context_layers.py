@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stacks on several ranks compute what one rank computes: outputs, losses, and gradients of tokens and weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from context_cases import (
+    BATCHES,
+    Batch,
+    dropout_keys_of,
+    plan_of,
+    random,
+    stack_of,
+    times_of,
+    whole_sequences,
+)
+from headway.nn import HSTUConfig, HSTUStack
+from headway.parallel.context_parallel import ContextParallel, ContextPlan
+from rank_processes import BACKENDS, run_ranks
+from torch import Tensor
+
+RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
+
+
+def factors_of(batch: Batch, dim: int) -> Tensor:
+    """Returns the weights of outputs in the loss. They are 0 for odd sequences, so counts of ranks are uneven."""
+    described = batch.group_batch()
+    counted = torch.from_numpy(described.sequence_of_tokens) % 2 == 0
+    return random(batch.num_tokens, dim, seed=11, dtype=torch.float64) * counted[:, None]
+
+
+def loss_sum(y: Tensor, factors: Tensor) -> tuple[Tensor, int]:
+    """Returns the sum of the losses of some tokens, and how many have one."""
+    return (y * factors).square().sum(), int(factors.any(1).sum())
+
+
+def one_rank(stack: HSTUStack, x: Tensor, batch: Batch) -> list[Tensor]:
+    """Returns output, loss and gradients (of tokens and weights) on one rank."""
+    x = x.clone().requires_grad_()
+    y = stack(x, whole_sequences(batch))
+    total, count = loss_sum(y, factors_of(batch, x.shape[1]))
+    loss = total / max(count, 1)
+    return [y, loss, *torch.autograd.grad(loss, [x, *stack.parameters()], allow_unused=True, materialize_grads=True)]
+
+
+def brought(values: Tensor, plan: ContextPlan) -> Tensor:
+    rows = plan.brought_tokens
+    return values[rows.start : rows.stop]
+
+
+def many_ranks(stack: HSTUStack, x: Tensor, batch: Batch, context: ContextParallel, plan: ContextPlan) -> list[Tensor]:
+    """Returns the same on a rank: outputs and gradients of the tokens that it brought, and sums of those of weights."""
+    x = brought(x, plan).clone().requires_grad_()
+    given = [*times_of(batch), dropout_keys_of(batch), factors_of(batch, x.shape[1])]
+    own_x, times, query_times, keys, factors = context.shard([x, *(brought(each, plan) for each in given)], plan)
+    y = stack(own_x, plan.sequences(times, query_times, dropout_keys=keys), parallel=plan)
+    loss = context.mean(*loss_sum(y, factors))
+    grads = list(torch.autograd.grad(loss, [x, *stack.parameters()], allow_unused=True, materialize_grads=True))
+    for each in grads[1:]:
+        dist.all_reduce(each)
+    return [context.unshard([y], plan)[0], loss, *grads]
+
+
+def check_stack(rank: int, name: str, changes: dict[str, Any]) -> None:
+    batch = BATCHES[name]
+    config = batch.config(**changes)
+    stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
+    expected = one_rank(stack, x, batch)
+    context = ContextParallel(dist.group.WORLD, config)
+    plan = plan_of(context, batch, rank)
+    found = many_ranks(stack, x, batch, context, plan)
+    for index, (each, whole) in enumerate(zip(found, expected, strict=True)):
+        wanted = brought(whole, plan) if index in (0, 2) else whole
+        label = f"{name}, output {index}"
+        torch.testing.assert_close(each, wanted, rtol=1e-12, atol=1e-12, msg=lambda text, at=label: f"{at}: {text}")
+
+
+def check_stacks(rank: int, changes: dict[str, Any]) -> None:
+    for name in BATCHES:
+        check_stack(rank, name, changes)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_stack_computes_what_it_computes_on_one_rank(size: int) -> None:
+    run_ranks(check_stacks, size, {"dropout": 0.3, "recompute": RECOMPUTE[size - 1]})
+
+
+def test_a_stack_computes_the_same_on_eight_ranks_over_gloo() -> None:
+    run_ranks(check_stacks, 8, {"num_heads": 9}, backend="gloo")
+
+
+def check_variants(rank: int) -> None:
+    biases: dict[str, Any] = {"position_bias": True, "num_time_buckets": 9, "dropout": 0.2}
+    production = {field: getattr(HSTUConfig.production(dim=6, max_length=64), field) for field in ("affine", "gate")}
+    for recompute in RECOMPUTE:
+        for attention in ("kernel", "reference"):
+            changes = {"recompute": recompute, "attention": attention, "activated": "gate", "projection_bias": True}
+            check_stack(rank, "all_masks", biases | production | changes)
+
+
+def test_all_levels_of_recomputation_and_the_reference_agree() -> None:
+    run_ranks(check_variants, 3)
+
+
+def check_batch_everywhere(rank: int) -> None:
+    batch = BATCHES["biases"]
+    config = batch.config()
+    stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
+    context = ContextParallel(dist.group.WORLD, config)
+    plan = context.plan(
+        batch.lengths, num_targets=batch.num_targets, num_contextual=batch.num_contextual, samples="all"
+    )
+    found = many_ranks(stack, x, batch, context, plan)
+    dist.all_reduce(found[2])  # Each rank has the part of its own tokens.
+    for each, whole in zip(found, one_rank(stack, x, batch), strict=True):
+        torch.testing.assert_close(each, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_ranks_may_all_bring_the_whole_batch() -> None:
+    run_ranks(check_batch_everywhere, 2)
+
+
+def check_means(rank: int) -> tuple[float, float]:
+    """Returns the loss by ``mean()``, and the average of the means over each rank's own tokens."""
+    batch = BATCHES["causal"]
+    context = ContextParallel(dist.group.WORLD, batch.config())
+    plan = plan_of(context, batch, rank)
+    own = plan.own_tokens
+    total, count = loss_sum(torch.ones(len(own), 6), factors_of(batch, 6)[own.start : own.stop])
+    mean_of_own = total / max(count, 1)
+    dist.all_reduce(mean_of_own)
+    return float(context.mean(total, count)), float(mean_of_own) / dist.get_world_size()
+
+
+def test_the_mean_over_own_tokens_is_another_loss() -> None:
+    batch = BATCHES["causal"]
+    total, count = loss_sum(torch.ones(batch.num_tokens, 6), factors_of(batch, 6))
+    for loss, mean_of_means in run_ranks(check_means, 4):
+        assert loss == pytest.approx(float(total) / count, rel=1e-12)
+        assert abs(mean_of_means - loss) > 1e-3 * loss
+
+
+def check_moves(rank: int) -> None:
+    batch = BATCHES["causal"]
+    context = ContextParallel(dist.group.WORLD, batch.config())
+    plan = plan_of(context, batch, rank)
+    size, own = batch.num_tokens, plan.own_tokens
+    tensors = [
+        torch.arange(size),
+        torch.arange(size).to(torch.bfloat16)[:, None] * torch.ones(3, dtype=torch.bfloat16),
+        torch.arange(size) % 3 == 0,
+        random(size, 2, 2, seed=1, dtype=torch.float64),
+        torch.arange(size, dtype=torch.int8),
+    ]
+    for some in (tensors, tensors[:1], tensors[1:2], []):
+        moved = context.shard([brought(each, plan) for each in some], plan)
+        for each, whole in zip(moved, some, strict=True):
+            assert torch.equal(each, whole[own.start : own.stop]) and each.dtype == whole.dtype
+        for each, whole in zip(context.unshard(moved, plan), some, strict=True):
+            assert torch.equal(each, brought(whole, plan))
+    described = batch.group_batch()
+    assert plan.own_places.tolist() == described.places[own.start : own.stop].tolist()
+    assert plan.own_samples.tolist() == described.sequence_of_tokens[own.start : own.stop].tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensors_of_all_types_move_to_their_owners_and_back(backend: str) -> None:
+    run_ranks(check_moves, 3, backend=backend)
+
+
+def check_second_derivatives(rank: int) -> None:
+    """Compares the product of the second derivatives of a loss and a vector."""
+    batch = Batch(lengths=(3, 2, 4))
+    config = batch.config(attention="reference", recompute="none")
+    stack, x = stack_of(config, num_layers=1), random(9, config.dim, seed=5, dtype=torch.float64)
+    vector = random(9, config.dim, seed=6, dtype=torch.float64)
+
+    def product(inputs: Tensor, y: Tensor, vector: Tensor) -> Tensor:
+        grad = torch.autograd.grad((y**3).sum(), inputs, create_graph=True)[0]
+        return torch.autograd.grad((grad * vector).sum(), inputs)[0]
+
+    whole = x.clone().requires_grad_()
+    expected = product(whole, stack(whole, whole_sequences(batch)), vector)
+    context = ContextParallel(dist.group.WORLD, config)
+    plan = plan_of(context, batch, rank)
+    inputs = brought(x, plan).clone().requires_grad_()
+    y = stack(context.shard([inputs], plan)[0], plan.sequences(), parallel=plan)
+    found = product(inputs, y, brought(vector, plan))
+    torch.testing.assert_close(found, brought(expected, plan), rtol=1e-12, atol=1e-12)
+
+
+def test_the_plain_layer_has_second_derivatives_on_ranks() -> None:
+    run_ranks(check_second_derivatives, 2)
