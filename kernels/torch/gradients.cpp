@@ -58,7 +58,9 @@ struct AttentionRule : FirstResult {
     push_all(stack, context, saved);
     auto const results = attention_backward.call(std::move(stack));
     // Inputs: q, k, v, offsets, key_offsets, and the bias weights that are there.
-    variable_list gradients{results[0].toTensor(), results[1].toTensor(), results[2].toTensor(), {}, {}};
+    // With query runs the operator returns gradients of keys and values in a wider type.
+    auto const of_input = [&](std::size_t i) { return results[i].toTensor().to(saved[i].scalar_type()); };
+    variable_list gradients{results[0].toTensor(), of_input(1), of_input(2), {}, {}};
     if (saved[kPositionWeights].defined()) gradients.push_back(results[kPositionGradient].toTensor());
     if (saved[kTimeWeights].defined()) gradients.push_back(results[kTimeGradient].toTensor());
     return gradients;

@@ -55,6 +55,20 @@ HstuAttentionOptions options_of(HstuArguments const& args) {
           .determinism = args.deterministic ? Determinism::kDeterministic : Determinism::kAny};
 }
 
+/// Runs of queries as the kernels take them, or null.
+HstuTokenRun const* runs_of(std::optional<at::Tensor> const& runs, std::int64_t num_sequences, c10::Device device) {
+  if (!runs) return nullptr;
+  TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu(), "hstu_attention: query_runs are there on the CPU only, and q is on ",
+                              device);
+  TORCH_CHECK_VALUE(runs->scalar_type() == at::kInt && runs->device() == device && runs->is_contiguous() &&
+                        runs->sizes() == at::IntArrayRef({num_sequences, kMaxQueryRuns, 2}),
+                    "hstu_attention: query_runs must be contiguous int32 of shape (", num_sequences, ", ",
+                    kMaxQueryRuns, ", 2) on ", device, ", not ", runs->scalar_type(), runs->sizes(), " on ",
+                    runs->device());
+  static_assert(sizeof(HstuTokenRun) == 2 * sizeof(std::int32_t));
+  return static_cast<HstuTokenRun const*>(runs->const_data_ptr());
+}
+
 /// Translates and checks offsets and counts.
 /// N sequences have N + 1 offsets. Sequence n has the rows offsets[n] to offsets[n + 1] - 1 of q, and the same of k
 /// and v by key_offsets; the two differ when new tokens attend to cached ones.
@@ -73,7 +87,8 @@ HstuSequences sequences_of(HstuArguments const& args) {
           .max_keys = args.max_length,
           .num_contextual =
               list_of<std::int32_t>(args.num_contextual, "hstu_attention: num_contextual", device, num_sequences),
-          .num_targets = list_of<std::int32_t>(args.num_targets, "hstu_attention: num_targets", device, num_sequences)};
+          .num_targets = list_of<std::int32_t>(args.num_targets, "hstu_attention: num_targets", device, num_sequences),
+          .query_runs = runs_of(args.query_runs, num_sequences, device)};
 }
 
 /// Translates and checks the bias.
@@ -131,7 +146,8 @@ HstuArguments::HstuArguments(c10::ArrayRef<c10::IValue> values)
       causal(values[16].toBool()),
       window(values[17].toInt()),
       full_attention_tail(values[18].toInt()),
-      deterministic(values[19].toBool()) {}
+      deterministic(values[19].toBool()),
+      query_runs(values[20].toOptional<at::Tensor>()) {}
 
 HstuForwardArgs view_of(HstuArguments const& args) {
   ElementType const type = element_type(args.q, "hstu_attention", "q");

@@ -18,8 +18,8 @@ struct HstuArguments {
       "Tensor q, Tensor k, Tensor v, Tensor offsets, Tensor key_offsets, SymInt max_length, "
       "Tensor? position_weights, Tensor? time_weights, Tensor? time_bounds, Tensor? query_times, Tensor? key_times, "
       "Tensor? num_contextual, Tensor? num_targets, float alpha, float scale, str length_scaling, bool causal, "
-      "int window, int full_attention_tail, bool deterministic";
-  static constexpr std::size_t kCount = 20;
+      "int window, int full_attention_tail, bool deterministic, Tensor? query_runs=None";
+  static constexpr std::size_t kCount = 21;
 
   /// @param values kCount values from torch's stack
   explicit HstuArguments(c10::ArrayRef<c10::IValue> values);
@@ -33,6 +33,7 @@ struct HstuArguments {
   bool causal;
   std::int64_t window, full_attention_tail;
   bool deterministic;
+  std::optional<at::Tensor> query_runs;
 };
 
 /// View of the tensors for a kernel. `arguments` must outlive the result.

@@ -109,10 +109,17 @@ at::Tensor empty_like_weights(std::optional<at::Tensor> const& weights, at::Tens
   return weights ? at::empty_like(*weights) : at::empty({0}, q.options());
 }
 
+/// Gradients of keys and values are partial with query runs: other runs of the sequence add to them elsewhere.
+KeyGradients key_gradients_of(HstuArguments const& args) {
+  return args.query_runs ? KeyGradients::kOfSums : KeyGradients::kOfElements;
+}
+
 Gradients empty_gradients(HstuArguments const& args) {
+  bool const is_wide = key_gradients_of(args) == KeyGradients::kOfSums && args.q.scalar_type() != at::kDouble;
+  auto const key_options = is_wide ? args.k.options().dtype(at::kFloat) : args.k.options();
   return {.q = empty_like_heads(args.q, args.q.size(2)),
-          .k = empty_like_heads(args.k, args.k.size(2)),
-          .v = empty_like_heads(args.v, args.v.size(2)),
+          .k = at::empty(args.k.sizes(), key_options),
+          .v = at::empty(args.v.sizes(), key_options),
           .position_weights = empty_like_weights(args.position_weights, args.q),
           .time_weights = empty_like_weights(args.time_weights, args.q)};
 }
@@ -125,7 +132,8 @@ HstuBackwardArgs view_of(HstuArguments const& arguments, at::Tensor const& grad,
           .grad_key = heads_of<void*>(gradients.k),
           .grad_value = heads_of<void*>(gradients.v),
           .grad_position_weights = arguments.position_weights ? gradients.position_weights.data_ptr() : nullptr,
-          .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr};
+          .grad_time_weights = arguments.time_weights ? gradients.time_weights.data_ptr() : nullptr,
+          .key_gradients = key_gradients_of(arguments)};
 }
 
 /// Backward pass on copies with `columns` columns.

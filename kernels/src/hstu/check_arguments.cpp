@@ -56,9 +56,31 @@ struct Refuse {
   }
 };
 
+/// Checks the runs of queries of sequence b, whose offsets have been checked.
+void check_runs(HstuSequences const& all, std::int64_t b) {
+  std::int64_t const num_keys = all.key_offsets[b + 1] - all.key_offsets[b];
+  std::int64_t behind = 0, rows = 0;  // Tokens up to the end of the run before, and rows of all runs.
+  for (std::int64_t i = 0; i < kMaxQueryRuns; ++i) {
+    HstuTokenRun const run = all.query_runs[b * kMaxQueryRuns + i];
+    expects(run.rows >= 0, "run ", i, " of sequence ", b, " has ", run.rows, " queries");
+    if (run.rows == 0) continue;
+    std::int64_t const end = std::int64_t{run.first} + run.rows;
+    expects(run.first >= behind && end <= num_keys, "run ", i, " of sequence ", b, " has the tokens ", run.first,
+            " to ", end, ", and must lie between ", behind, " and ", num_keys);
+    behind = end;
+    rows += run.rows;
+  }
+  std::int64_t const queries = all.query_offsets[b + 1] - all.query_offsets[b];
+  expects(rows == queries, "the runs of sequence ", b, " have ", rows, " queries, and by query_offsets it has ",
+          queries);
+}
+
 void check_sequences(HstuSequences const& all) {
   check_first_offsets(all, Refuse());
-  for (std::int64_t b = 0; b < all.num_sequences; ++b) check_sequence(all, b, Refuse());
+  for (std::int64_t b = 0; b < all.num_sequences; ++b) {
+    check_sequence(all, b, Refuse());
+    if (all.query_runs != nullptr) check_runs(all, b);
+  }
 }
 
 void check_bias(HstuForwardArgs const& args) {

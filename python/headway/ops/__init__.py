@@ -16,6 +16,7 @@ from headway._extension_import import OPERATOR_LIBRARY
 from headway.ops.batch_plan import plan_batches
 from headway.ops.gated_norm import gated_norm
 from headway.ops.hstu_attention import hstu_attention
+from headway.ops.hstu_visibility import hstu_visibility
 from headway.ops.jagged_order import (
     jagged_permute,
     jagged_transpose,
@@ -41,6 +42,7 @@ __all__ = [
     "OPERATOR_LIBRARY",
     "gated_norm",
     "hstu_attention",
+    "hstu_visibility",
     "jagged_add_dense",
     "jagged_concat",
     "jagged_expand",

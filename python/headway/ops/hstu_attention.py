@@ -15,10 +15,10 @@ from torch import Tensor
 from headway.ops.library import LIBRARY
 from headway.reference.hstu_attention import Scale
 
-#: Arguments of the operator, in order. ``torch.ops`` requires all of them.
+#: Arguments of the operator, in order. ``torch.ops`` requires all of them but ``query_runs``.
 _ARGUMENTS = ("q", "k", "v", "offsets", "key_offsets", "max_length", "position_weights", "time_weights", "time_bounds",
               "query_times", "key_times", "num_contextual", "num_targets", "alpha", "scale", "length_scaling", "causal",
-              "window", "full_attention_tail", "deterministic")  # fmt: skip
+              "window", "full_attention_tail", "deterministic", "query_runs")  # fmt: skip
 
 
 def hstu_attention(
@@ -42,6 +42,7 @@ def hstu_attention(
     query_times: Tensor | None = None,
     key_times: Tensor | None = None,
     deterministic: bool = False,
+    query_runs: Tensor | None = None,
 ) -> Tensor:
     """Attention with SiLU weights instead of softmax (Zhai et al. 2024, equation 3).
 
@@ -93,6 +94,9 @@ def hstu_attention(
         query_times: (TQ,) int64.
         key_times: (TK,) int64.
         deterministic: gradients have the same bits in every call; on the CPU they always do.
+        query_runs: (B, 3, 2) int32, on the CPU only: first token and number of tokens of up to three runs of each
+            sequence, ascending, whose tokens are its queries; 0 tokens: no run. ``key_offsets`` then have rows for all
+            tokens of a sequence. Rows that no query sees may hold any finite numbers.
 
     Returns:
         (TQ, H, V) of the dtype of ``q``.
@@ -128,6 +132,7 @@ def hstu_attention(
         window,
         full_attention_tail,
         deterministic,
+        query_runs,
     )
     return out
 
@@ -139,10 +144,14 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
 
 @torch.library.register_fake("headway::hstu_attention_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake_backward(grad_out: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    named = dict(zip(_ARGUMENTS, arguments, strict=True))
-    heads = (named["q"], named["k"], named["v"])
+    named = {"query_runs": None} | dict(zip(_ARGUMENTS, arguments, strict=False))
+    q, *keys = named["q"], named["k"], named["v"]
+    # Gradients of keys and values are partial with runs, and have the type of sums.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    of_keys = [each.new_empty(each.shape, dtype=each.dtype if named["query_runs"] is None else wide) for each in keys]
     weights = (named["position_weights"], named["time_weights"])
     return (
-        *(each.new_empty(each.shape) for each in heads),
+        q.new_empty(q.shape),
+        *of_keys,
         *(grad_out.new_empty(0) if each is None else torch.empty_like(each) for each in weights),
     )

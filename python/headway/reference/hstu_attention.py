@@ -17,8 +17,8 @@ Example (hstu_mask): 6 tokens, 2 contextual, 2 targets, causal. Row: query, colu
     target      1 1 1 1 1 .      targets see all of these and themselves, but not each other
                 1 1 1 1 . 1
 
-Invariants: queries are the last tokens of their keys, so query i is token (num_keys - num_queries + i).
-    A sequence without queries has no output rows.
+Invariants: queries are the last tokens of their keys, so query i is token (num_keys - num_queries + i), unless there
+    are runs of queries. A sequence without queries has no output rows.
 Complexity: O(num_queries * num_keys) time and memory per sequence and head.
 Source: Zhai et al., "Actions Speak Louder than Words", 2024, equation 3.
 
@@ -96,6 +96,7 @@ def hstu_attention(
     time_bounds: torch.Tensor | None = None,
     query_times: torch.Tensor | None = None,
     key_times: torch.Tensor | None = None,
+    query_runs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Oracle of :func:`headway.ops.hstu_attention`, which documents arguments, shapes and errors.
 
@@ -110,23 +111,24 @@ def hstu_attention(
         num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
         if num_queries == 0:
             continue
+        token_Q = _tokens_of_queries(num_queries, num_keys, None if query_runs is None else query_runs[b])
         scores_HQK = torch.einsum("qhd,khd->hqk", q[queries], k[keys])
         if position_weights is not None:
-            scores_HQK = scores_HQK + _position_bias(position_weights, num_queries, num_keys).to(q.dtype)
+            scores_HQK = scores_HQK + _position_bias(position_weights, token_Q, num_keys).to(q.dtype)
         if time_weights is not None:
             assert time_bounds is not None and query_times is not None and key_times is not None
             scores_HQK = scores_HQK + _time_bias(time_weights, time_bounds, query_times[queries], key_times[keys]).to(
                 q.dtype
             )
         mask_QK = hstu_mask(
-            num_queries,
+            num_keys,
             num_keys,
             causal=causal,
             num_contextual=0 if num_contextual is None else int(num_contextual[b]),
             num_targets=0 if num_targets is None else int(num_targets[b]),
             window=window,
             full_attention_tail=full_attention_tail,
-        ).to(q.device)
+        )[token_Q].to(q.device)
         factor = 1 / max_length if scale == "max_length" else 1 / num_keys if scale == "length" else scale
         weights_HQK = functional.silu(alpha * scores_HQK) * factor * mask_QK
         outputs.append(torch.einsum("hqk,khv->qhv", weights_HQK, v[keys]))
@@ -135,12 +137,21 @@ def hstu_attention(
     return torch.cat(outputs)
 
 
-def _position_bias(weights: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
+def _tokens_of_queries(num_queries: int, num_keys: int, runs: torch.Tensor | None) -> torch.Tensor:
+    """(num_queries,) token of each query: those of the runs, (3, 2) of first token and rows, or the last ones."""
+    if runs is None:
+        return torch.arange(num_keys - num_queries, num_keys)
+    tokens = torch.cat([torch.arange(first, first + rows) for first, rows in runs.tolist()])
+    if len(tokens) != num_queries:
+        raise ValueError(f"the runs have {len(tokens)} queries, and by offsets there are {num_queries}")
+    return tokens
+
+
+def _position_bias(weights: torch.Tensor, token_Q: torch.Tensor, num_keys: int) -> torch.Tensor:
     """(num_queries, num_keys) bias by token distance: ``weights[middle + key - query]``."""
     middle = (weights.numel() - 1) // 2
     key_K = torch.arange(num_keys, device=weights.device)
-    query_Q = key_K[num_keys - num_queries :]
-    return weights[middle + key_K[None, :] - query_Q[:, None]]
+    return weights[middle + key_K[None, :] - token_Q.to(weights.device)[:, None]]
 
 
 def _time_bias(

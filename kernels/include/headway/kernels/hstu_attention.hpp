@@ -57,12 +57,26 @@ struct HstuBias {
   [[nodiscard]] HEADWAY_HOST_DEVICE bool has_time() const { return time_weights != nullptr; }
 };
 
+/// Consecutive tokens of a sequence.
+struct HstuTokenRun {
+  std::int32_t first = 0;  ///< Index of the first token in the whole sequence.
+  std::int32_t rows = 0;   ///< Number of tokens; 0: none.
+};
+
+/// Most runs of queries of a sequence: two chunks of its history, and targets.
+inline constexpr std::int64_t kMaxQueryRuns = 3;
+
 /// B sequences of queries and keys of different lengths. Sequence b has queries query_offsets[b] to query_offsets[b +
 /// 1], and keys likewise. It has at least as many keys as queries; the queries are its last tokens. Rows behind the
 /// last offset belong to no sequence: nothing reads them, and those of outputs and gradients become 0.
 ///
 /// Contextual tokens (for instance a user's features) come first in a sequence, targets (items to be scored) last;
 /// the mask treats both specially (hstu_mask.hpp). Example: keys c h h h t t with num_contextual 1 and num_targets 2.
+///
+/// With query_runs the queries of a sequence are up to three runs of its tokens instead, one after the other. Masks and
+/// biases go by a token's place in the whole sequence, whose tokens all have a row of keys. Rows of keys that no query
+/// sees need not be filled with anything but finite numbers. Example: runs (1, 2), (5, 1), (0, 0): the queries are
+/// tokens 1, 2 and 5.
 struct HstuSequences {
   std::int64_t num_sequences = 0;
   std::int64_t const* query_offsets = nullptr;   ///< (num_sequences + 1), from 0, not descending.
@@ -71,6 +85,8 @@ struct HstuSequences {
   std::int64_t max_queries = 0, max_keys = 0;    ///< Upper bounds on the length of one sequence.
   std::int32_t const* num_contextual = nullptr;  ///< (num_sequences): contextual tokens of each, or null for none.
   std::int32_t const* num_targets = nullptr;     ///< (num_sequences): targets of each, or null for none.
+  /// (num_sequences, kMaxQueryRuns): ascending, disjoint; null: queries are the last tokens. On the CPU only.
+  HstuTokenRun const* query_runs = nullptr;
 };
 
 /// HSTU attention (Zhai et al. 2024, equation 3): for each query i and head
@@ -91,6 +107,12 @@ struct HstuForwardArgs {
   JaggedHeads<void*> out{};  ///< (num_queries, num_heads, value_dim)
 };
 
+/// Type of the gradients of keys and values.
+enum class KeyGradients : std::uint8_t {
+  kOfElements,  ///< The type of the elements.
+  kOfSums,      ///< The type of sums, for partial gradients that are added up later: float32, or float64 for float64.
+};
+
 /// Arguments of the backward pass, for a given gradient of the output. All gradients are overwritten. Gradients of bias
 /// weights may be null if they are not wanted.
 struct HstuBackwardArgs {
@@ -99,6 +121,13 @@ struct HstuBackwardArgs {
   JaggedHeads<void*> grad_query{}, grad_key{}, grad_value{};
   void* grad_position_weights = nullptr;  ///< Shape and type of the weights.
   void* grad_time_weights = nullptr;
+  KeyGradients key_gradients = KeyGradients::kOfElements;  ///< kOfSums: on the CPU only.
+
+  /// Type of `grad_key` and `grad_value`.
+  [[nodiscard]] ElementType key_gradient_type() const {
+    bool const is_wide = key_gradients == KeyGradients::kOfSums && forward.type != ElementType::kFloat64;
+    return is_wide ? ElementType::kFloat32 : forward.type;
+  }
 };
 
 /// Computes the forward pass on the CPU. Cost: one pass over the blocks that the mask makes visible; memory for a few

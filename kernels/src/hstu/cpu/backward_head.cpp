@@ -50,24 +50,30 @@ BackwardHead<Element>::BackwardHead(HstuBackwardArgs const& args, BlockKernels<E
 /// queries, dK and dV after the last.
 template <class Element>
 void BackwardHead<Element>::compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias) {
-  std::int64_t const num_queries = sequence.num_queries(), num_keys = sequence.num_keys();
+  std::int64_t const num_keys = sequence.num_keys();
   std::fill_n(grad_keys_.data(), num_keys * row_stride_, Real(0));
   std::fill_n(grad_values_.data(), num_keys * value_stride_, Real(0));
-  for_each_block({0, num_queries}, [&](TokenRange queries) {
-    load_queries(sequence, head, queries);
-    for_each_block({0, num_keys}, [&](TokenRange keys) {
-      BlockVisibility const visibility = visibility_of(sequence, queries, keys);
-      // Blocks that nobody sees add nothing to any gradient, so they cost only this test.
-      if (visibility != BlockVisibility::kNone) add_block(sequence, head, keys, visibility, of_bias);
-    });
-    kernels_.store(grad_queries_.data(), row_stride_,
-                   rows_of(args_.grad_query, forward_.type, head, sequence.first_query + queries.begin, queries.size,
-                           forward_.dim));
-  });
+  for_each_run(forward_, sequence, [&](Sequence const& run) { add_run(run, head, of_bias); });
+  ElementType const type = args_.key_gradient_type();
   kernels_.store(grad_keys_.data(), row_stride_,
-                 rows_of(args_.grad_key, forward_.type, head, sequence.first_key, num_keys, forward_.dim));
+                 rows_of(args_.grad_key, type, head, sequence.first_key, num_keys, forward_.dim));
   kernels_.store(grad_values_.data(), value_stride_,
-                 rows_of(args_.grad_value, forward_.type, head, sequence.first_key, num_keys, forward_.value_dim));
+                 rows_of(args_.grad_value, type, head, sequence.first_key, num_keys, forward_.value_dim));
+}
+
+template <class Element>
+void BackwardHead<Element>::add_run(Sequence const& run, std::int64_t head, BiasGradients<Real> const& of_bias) {
+  for_each_block({0, run.num_queries()}, [&](TokenRange queries) {
+    load_queries(run, head, queries);
+    for_each_block({0, run.num_keys()}, [&](TokenRange keys) {
+      BlockVisibility const visibility = visibility_of(run, queries, keys);
+      // Blocks that nobody sees add nothing to any gradient, so they cost only this test.
+      if (visibility != BlockVisibility::kNone) add_block(run, head, keys, visibility, of_bias);
+    });
+    kernels_.store(
+        grad_queries_.data(), row_stride_,
+        rows_of(args_.grad_query, forward_.type, head, run.first_query + queries.begin, queries.size, forward_.dim));
+  });
 }
 
 // Q and dO are operands of two products each, which sum over different indices. Single numbers serve both from one

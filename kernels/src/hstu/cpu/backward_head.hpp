@@ -65,6 +65,8 @@ class BackwardHead {
   void compute(Sequence const& sequence, std::int64_t head, BiasGradients<Real> const& of_bias);
 
  private:
+  /// Writes dQ of a run of queries, and adds to all other gradients.
+  void add_run(Sequence const& run, std::int64_t head, BiasGradients<Real> const& of_bias);
   /// Loads Q and dO of a block of queries in all layouts that its products need.
   void load_queries(Sequence const& sequence, std::int64_t head, TokenRange queries);
   /// Adds one visible block of queries and keys to all gradients.
