@@ -152,7 +152,7 @@ class LayerAttention:
         named = self._named(tables)
         is_number = not isinstance(named["scale"], str)
         return named | {
-            "key_offsets": self.sequences.offsets if self.key_offsets is None else self.key_offsets,
+            "key_offsets": self.sequences.offsets if named["key_offsets"] is None else named["key_offsets"],
             "scale": named["scale"] if is_number else 1.0,
             "length_scaling": "none" if is_number else named["scale"],
             "deterministic": self.config.deterministic,
@@ -172,7 +172,7 @@ class LayerAttention:
         return {
             "offsets": sequences.offsets,
             "max_length": sequences.max_length,
-            "key_offsets": self.key_offsets,
+            "key_offsets": sequences.key_offsets if self.key_offsets is None else self.key_offsets,
             "alpha": config.alpha,
             "scale": self._scale,
             "causal": config.causal,
@@ -183,4 +183,5 @@ class LayerAttention:
             **tables._asdict(),
             "query_times": sequences.query_times if has_time else None,
             "key_times": (sequences.times if self.key_times is None else self.key_times) if has_time else None,
+            "query_runs": sequences.query_runs,
         }

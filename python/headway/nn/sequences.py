@@ -23,6 +23,9 @@ class Sequences:
         query_times: (T,) int64, time at which each token asks, as a query; see :func:`headway.nn.next_times`.
         dropout_keys: (T,) int64 of :func:`headway.nn.token_keys`: dropout then depends on them alone. None: masks are
             drawn by torch's generator. With context parallelism they are those of the rank's own tokens.
+        key_offsets: (B + 1,) int64, if queries and keys have different rows. Then ``offsets`` are those of queries,
+            and ``times`` are those of keys. None: ``offsets``.
+        query_runs: (B, 3, 2) int32: the queries are runs of tokens; see :func:`headway.ops.hstu_attention`.
     """
 
     offsets: Tensor
@@ -32,10 +35,13 @@ class Sequences:
     times: Tensor | None = None
     query_times: Tensor | None = None
     dropout_keys: Tensor | None = None
+    key_offsets: Tensor | None = None
+    query_runs: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Returns the tensors of the attention, in the order of the attributes; None for those that are not set."""
-        return self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times
+        of_queries = (self.offsets, self.num_contextual, self.num_targets, self.times, self.query_times)
+        return *of_queries, self.key_offsets, self.query_runs
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

@@ -10,9 +10,22 @@
     loss = context.mean(*loss_of(y, plan))
 """
 
+from headway.parallel.context_parallel.chunks_plan import ChunksPlan, Cut, divide_chunks
 from headway.parallel.context_parallel.context_parallel import ContextParallel
 from headway.parallel.context_parallel.context_plan import ContextPlan
+from headway.parallel.context_parallel.grid_plan import GridPlan
 from headway.parallel.context_parallel.group_batch import GroupBatch, visible_keys
 from headway.parallel.context_parallel.plan import HeadsPlan, Splits
 
-__all__ = ["ContextParallel", "ContextPlan", "GroupBatch", "HeadsPlan", "Splits", "visible_keys"]
+__all__ = [
+    "ChunksPlan",
+    "ContextParallel",
+    "ContextPlan",
+    "Cut",
+    "GridPlan",
+    "GroupBatch",
+    "HeadsPlan",
+    "Splits",
+    "divide_chunks",
+    "visible_keys",
+]

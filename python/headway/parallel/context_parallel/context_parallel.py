@@ -21,15 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headway.nn.config import HSTUConfig
 from headway.parallel.context_parallel.agreement import error_of, expect_equal, gather_objects, raise_first
+from headway.parallel.context_parallel.chunks_plan import Cut
 from headway.parallel.context_parallel.context_plan import ContextPlan, RankGroups
 from headway.parallel.context_parallel.group_batch import GroupBatch, Integers
-from headway.parallel.context_parallel.plan import HeadsPlan
+from headway.parallel.context_parallel.layouts import choose_layout
 
-Layout = Literal["auto", "heads"]
 Samples = Literal["own", "all"]
 Lengths = Sequence[int] | Tensor
 
-_LAYOUTS = ("auto", "heads")
 _SAMPLES = ("own", "all")
 
 
@@ -40,7 +39,10 @@ class ContextParallel:
         group: the ranks; a mesh with a dimension "cp", or with one dimension; None: this rank alone. Token data travels
             over it. The constructor makes two further groups of the same ranks for CPU tensors, over Gloo.
         layer: config of the layers that attend.
-        layout: "heads" divides the heads of the attention, see ``plan.py``. "auto" chooses: today always "heads".
+        layout: "heads" divides the heads of the attention (``plan.py``), "chunks" the queries of long sequences
+            (``chunks_plan.py``), "grid(U, G)" both (``grid_plan.py``). Chunks and grids are there on the CPU only.
+            "auto" is heads if there are at least as many as ranks, else a grid, or chunks.
+        cut: sequences that "chunks" cuts: as few as even work allows ("needed"), or all.
         loss_group: ranks whose samples make up a step, for ``mean()``; None: all ranks of the job.
 
     Raises:
@@ -52,17 +54,20 @@ class ContextParallel:
         group: dist.ProcessGroup | DeviceMesh | None,
         layer: HSTUConfig,
         *,
-        layout: Layout = "auto",
+        layout: str = "auto",
+        cut: Cut = "needed",
         loss_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if layout not in _LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
         data = _group_of(group)
-        num_ranks = 1 if data is None else data.size()
-        HeadsPlan(num_ranks=num_ranks, num_tokens=0, num_heads=layer.num_heads)  # Raises if it is impossible.
-        self.layer, self.num_ranks, self._loss_group = layer, num_ranks, loss_group
+        self.layer, self.num_ranks, self._loss_group = layer, 1 if data is None else data.size(), loss_group
+        self.layout = choose_layout(layout, layer, self.num_ranks, cut)
         self._groups = RankGroups() if data is None else _groups_of(data)
         self._num_plans = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks; None: this rank alone."""
+        return self._groups.data
 
     def plan(
         self,
@@ -105,7 +110,7 @@ class ContextParallel:
         self._num_plans += 1
         return ContextPlan(
             batch,
-            HeadsPlan(num_ranks=self.num_ranks, num_tokens=batch.num_tokens, num_heads=self.layer.num_heads),
+            self.layout.divide(batch, self.layer),
             self.layer,
             self._groups,
             number=self._num_plans - 1,

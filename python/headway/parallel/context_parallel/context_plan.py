@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headway.nn.attention import AttentionExchange
 from headway.nn.config import HSTUConfig
 from headway.nn.sequences import Sequences
 from headway.parallel.context_parallel.agreement import error_of, gather_objects, raise_first
-from headway.parallel.context_parallel.group_batch import GroupBatch
-from headway.parallel.context_parallel.head_exchange import HeadExchange
-from headway.parallel.context_parallel.plan import HeadsPlan
-from headway.parallel.context_parallel.row_move import RowMove, move_between, move_rows
+from headway.parallel.context_parallel.group_batch import GroupBatch, Integers
+from headway.parallel.context_parallel.layouts import Layout
+from headway.parallel.context_parallel.row_move import RowMove, move_rows, move_to_all, move_to_owners
 
 #: Parts of a layer's config that a plan depends on.
 _LAYER_FIELDS = ("num_heads", "qk_dim", "v_dim", "causal", "window", "full_attention_tail")
@@ -42,6 +42,10 @@ class RankGroups:
     host: dist.ProcessGroup | None = None
     planning: dist.ProcessGroup | None = None
 
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.data is None else self.data.size()
+
 
 class ContextPlan:
     """Division of a batch among the ranks of a group. ``ContextParallel.plan()`` makes it, on all of them.
@@ -56,7 +60,7 @@ class ContextPlan:
     def __init__(
         self,
         batch: GroupBatch,
-        layout: HeadsPlan,
+        layout: Layout,
         layer: HSTUConfig,
         groups: RankGroups,
         *,
@@ -71,10 +75,10 @@ class ContextPlan:
     def rank(self) -> int:
         return self._groups.rank
 
-    @property
-    def own_tokens(self) -> range:
-        """Tokens of the group's batch that this rank owns, t of them."""
-        return self.layout.tokens_of(self.rank)
+    @cached_property
+    def own_tokens(self) -> Tensor:
+        """(t,) int64, tokens of the group's batch that this rank owns, ascending, on the host."""
+        return torch.from_numpy(self._owned[self.rank])
 
     @property
     def brought_tokens(self) -> range:
@@ -84,14 +88,12 @@ class ContextPlan:
     @property
     def own_samples(self) -> Tensor:
         """(t,) int64, sequence of each own token, on the host."""
-        own = self.own_tokens
-        return torch.from_numpy(self.batch.sequence_of_tokens[own.start : own.stop])
+        return torch.from_numpy(self.batch.sequence_of_tokens)[self.own_tokens]
 
     @property
     def own_places(self) -> Tensor:
         """(t,) int64, index of each own token within its whole sequence, on the host."""
-        own = self.own_tokens
-        return torch.from_numpy(self.batch.places[own.start : own.stop])
+        return torch.from_numpy(self.batch.places)[self.own_tokens]
 
     @property
     def own_targets(self) -> Tensor:
@@ -102,11 +104,11 @@ class ContextPlan:
 
     def pairs_of(self, rank: int) -> int:
         """Pairs of a query and a key that a rank computes in one layer, over heads."""
-        return self.layout.pairs_of(rank, self.batch, self.layer)
+        return self.layout.pairs_of(rank)
 
     def bytes_sent(self, rank: int, *, element_bytes: int) -> tuple[int, int]:
-        """Bytes that a rank sends to others in one layer, forward and backward; see ``HeadsPlan.bytes_sent()``."""
-        return self.layout.bytes_sent(rank, self.layer, element_bytes)
+        """Bytes that a rank sends to others in one layer, forward and backward without anything recomputed."""
+        return self.layout.bytes_sent(rank, element_bytes)
 
     def sequences(
         self,
@@ -129,26 +131,33 @@ class ContextPlan:
         Raises:
             ValueError: times are not those of the own tokens.
         """
-        given = [each for each in (times, query_times) if each is not None]
-        known = [each for each in (*given, dropout_keys) if each is not None]
+        runs = self.layout.query_runs(self.rank)
+        everywhere = [each for each in (times, query_times) if each is not None]
+        known = [each for each in (times, query_times, dropout_keys) if each is not None]
         target = torch.device(device) if device is not None else known[0].device if known else torch.device("cpu")
-        gathered = iter(move_rows(given, self._gather_move, self._groups.data))
-        batch = self.batch
+        gathered = iter(move_rows(everywhere, self._gather_move, self._groups.data))
+        of_keys = None if times is None else next(gathered)
+        of_queries = None if query_times is None else next(gathered)
+        if of_queries is not None and runs is not None:
+            of_queries = of_queries[runs.tokens.to(of_queries.device)]
+        batch, offsets = self.batch, torch.from_numpy(self.batch.offsets).to(target)
 
         def counts(values: object) -> Tensor | None:
             return None if values is None else torch.as_tensor(values, dtype=torch.int32).to(target)
 
         return Sequences(
-            offsets=torch.from_numpy(batch.offsets).to(target),
+            offsets=offsets if runs is None else runs.offsets.to(target),
             max_length=batch.max_length,
             num_contextual=counts(batch.num_contextual),
             num_targets=counts(batch.num_targets),
-            times=None if times is None else next(gathered),
-            query_times=None if query_times is None else next(gathered),
+            times=of_keys,
+            query_times=of_queries,
             dropout_keys=dropout_keys,
+            key_offsets=None if runs is None else offsets,
+            query_runs=None if runs is None else runs.runs.to(target),
         )
 
-    def exchange_of(self, config: HSTUConfig, x: Tensor, sequences: Sequences) -> HeadExchange:
+    def exchange_of(self, config: HSTUConfig, x: Tensor, sequences: Sequences) -> AttentionExchange:
         """Returns the exchanges of a layer, which calls this. The first call compares the ranks' plans.
 
         Raises:
@@ -159,13 +168,13 @@ class ContextPlan:
             if planned != found:
                 raise ValueError(f"the plan is for layers with {name}={planned}, and this one has {name}={found}")
         self._expect_agreement(lambda: self._check_model(x, sequences))
-        return HeadExchange(self.layout, self._groups.data)
+        return self.layout.exchange(self.rank, self._groups.data)
 
     def shard(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """See ``ContextParallel.shard()``."""
         self._compare_ranks(lambda: _check_rows(tensors, len(self.brought_tokens), "brings"))
         if self._is_whole_everywhere:
-            return [each[self.own_tokens.start : self.own_tokens.stop] for each in tensors]
+            return [each[self.own_tokens.to(each.device)] for each in tensors]
         return move_rows(tensors, self._shard_move, self._groups.data)
 
     def unshard(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -175,17 +184,16 @@ class ContextPlan:
         return move_rows(tensors, move, self._groups.data)
 
     @cached_property
-    def _owned(self) -> list[range]:
-        return [self.layout.tokens_of(rank) for rank in range(self.layout.num_ranks)]
+    def _owned(self) -> list[Integers]:
+        return [self.layout.tokens_of(rank) for rank in range(self._groups.num_ranks)]
 
     @cached_property
     def _shard_move(self) -> RowMove:
-        return move_between(self.batch.brought, self._owned, self.rank)
+        return move_to_owners(self.batch.brought, self._owned, self.rank)
 
     @cached_property
     def _gather_move(self) -> RowMove:
-        everything = range(self.batch.num_tokens)
-        return move_between(self._owned, [everything] * self.layout.num_ranks, self.rank)
+        return move_to_all(self._owned, self.rank)
 
     def _check_model(self, x: Tensor, sequences: Sequences) -> None:
         _check_rows([x], len(self.own_tokens), "owns")

@@ -16,13 +16,14 @@ Shapes: t own tokens, T tokens of all ranks, H heads, h own heads, C columns of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headway.parallel.context_parallel.plan import HeadsPlan
+from headway.parallel.context_parallel.plan import HeadsPlan, Splits
 from headway.parallel.context_parallel.row_move import all_to_all_rows
 
 
@@ -31,12 +32,15 @@ class HeadExchange:
 
     Args:
         plan: division of tokens and heads.
-        group: the ranks of the plan; None: this rank alone.
+        rank: this rank's index in the plan.
+        group: the ranks of the plan, or ranks among which they are; None: this rank alone.
+        members: ranks of the group that the plan is for, in its order; None: all.
     """
 
-    def __init__(self, plan: HeadsPlan, group: dist.ProcessGroup | None) -> None:
-        self.plan, self.group = plan, group
-        self.rank = 0 if group is None else group.rank()
+    def __init__(
+        self, plan: HeadsPlan, rank: int, group: dist.ProcessGroup | None, members: Sequence[int] | None = None
+    ) -> None:
+        self.plan, self.rank, self._group, self._members = plan, rank, group, members
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values of the rank's heads, (T, h, C), for those of its tokens, (t, H, C)."""
@@ -55,6 +59,12 @@ class HeadExchange:
     def output_backward(self, grad: Tensor) -> Tensor:
         """Returns the gradient of the output of the rank's heads for that of its tokens."""
         return self.to_heads(grad)[0]
+
+    def exchange(self, elements: Tensor, splits: Splits) -> Tensor:
+        """Exchanges elements among the members of the plan."""
+        if self._members is not None and self._group is not None:
+            splits = splits.among(self._members, self._group.size())
+        return all_to_all_rows(elements, splits, self._group)
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Exchanges (t, H, C) for (T, h, C): views of one buffer. The tensors have one dtype."""
@@ -79,7 +89,7 @@ class _ToHeads(torch.autograd.Function):
             parts = part.view(len(tensors[0]), sum(widths)).split_with_sizes(widths, dim=1)
             for place, each in zip(parts, tensors, strict=True):
                 place.view(len(each), len(heads), each.shape[2]).copy_(each[:, heads.start : heads.stop])
-        received = all_to_all_rows(sent, splits, exchange.group)
+        received = exchange.exchange(sent, splits)
         num_heads = len(plan.heads_of(rank))
         rows = received.view(plan.num_tokens, num_heads * sum(columns))
         parts = rows.split_with_sizes([num_heads * each for each in columns], dim=1)
@@ -99,7 +109,7 @@ class _ToTokens(torch.autograd.Function):
         splits = plan.to_tokens(rank, sum(columns))
         flat = [each.flatten(1) for each in tensors]
         sent = (flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)).reshape(-1)
-        received = all_to_all_rows(sent, splits, exchange.group)
+        received = exchange.exchange(sent, splits)
         num_tokens = len(plan.tokens_of(rank))
         outs = tuple(tensors[0].new_empty((num_tokens, plan.num_heads, each)) for each in columns)
         for of_rank, part in enumerate(received.split_with_sizes(list(splits.received))):

@@ -24,6 +24,7 @@ Source: the exchange of heads is that of DeepSpeed-Ulysses (Jacobs et al. 2023),
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.nn.config import HSTUConfig
@@ -45,6 +46,15 @@ class Splits:
     def reversed(self) -> Splits:
         """Returns the splits of the exchange that brings everything back."""
         return Splits(sent=self.received, received=self.sent)
+
+    def among(self, members: Sequence[int], num_ranks: int) -> Splits:
+        """Returns the splits in a group of ``num_ranks``, in which ``members`` alone exchange anything."""
+
+        def placed(counts: Sequence[int]) -> tuple[int, ...]:
+            found = dict(zip(members, counts, strict=True))
+            return tuple(found.get(rank, 0) for rank in range(num_ranks))
+
+        return Splits(sent=placed(self.sent), received=placed(self.received))
 
     def sent_to_others(self, rank: int) -> int:
         """Elements that leave ``rank``."""

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headway.parallel.context_parallel.group_batch import Integers
 from headway.parallel.context_parallel.plan import Splits
 
 
@@ -56,28 +58,40 @@ class RowMove:
         )
 
 
-def move_between(before: Sequence[range], after: Sequence[range], rank: int) -> RowMove:
-    """Returns the move of consecutive rows from their ranges of ``before`` to those of ``after``, one range per rank.
+def move_to_owners(brought: Sequence[range], owned: Sequence[Integers], rank: int) -> RowMove:
+    """Returns the move of rows from the ranks that brought them to their owners.
 
-    Ranges that overlap in ``after`` get a copy each, so ``after`` of all rows everywhere gathers.
+    Args:
+        brought: rows that each rank brings, one range after the other.
+        owned: rows that each rank owns, ascending. Each row has one owner.
+        rank: the rank that moves.
     """
-    own, wanted = before[rank], after[rank]
-    sent = [_overlap(own, each) for each in after]
-    received = [_overlap(each, wanted) for each in before]
-    rows = [row - own.start for each in sent for row in (each.start, each.stop)]
-    in_order = rows[:1] == [0] and rows[1::2] == [*rows[2::2], len(own)]
-    index = None if in_order else torch.cat([torch.arange(each.start, each.stop) - own.start for each in sent])
+    own = brought[rank]
+    wanted = [rows[np.searchsorted(rows, own.start) : np.searchsorted(rows, own.stop)] - own.start for rows in owned]
+    borders = np.searchsorted(owned[rank], [each.start for each in brought] + [brought[-1].stop])
     return RowMove(
         num_rows=len(own),
-        num_moved=len(wanted),
-        splits=Splits(sent=tuple(map(len, sent)), received=tuple(map(len, received))),
-        sent=index,
+        num_moved=len(owned[rank]),
+        splits=Splits(sent=tuple(map(len, wanted)), received=tuple(np.diff(borders).tolist())),
+        sent=_index(np.concatenate(wanted), len(own)),
     )
 
 
-def _overlap(a: range, b: range) -> range:
-    begin = min(max(a.start, b.start), a.stop)
-    return range(begin, max(begin, min(a.stop, b.stop)))
+def move_to_all(owned: Sequence[Integers], rank: int) -> RowMove:
+    """Returns the move of rows from their owners to all ranks, each of which then has all rows."""
+    num_own, num_rows = len(owned[rank]), sum(map(len, owned))
+    return RowMove(
+        num_rows=num_own,
+        num_moved=num_rows,
+        splits=Splits(sent=(num_own,) * len(owned), received=tuple(map(len, owned))),
+        sent=_index(np.tile(np.arange(num_own), len(owned)), num_own),
+        placed=_index(np.concatenate(owned), num_rows),
+    )
+
+
+def _index(rows: Integers, num_rows: int) -> Tensor | None:
+    """Returns row numbers as a tensor; None if they are all rows in order."""
+    return None if np.array_equal(rows, np.arange(num_rows)) else torch.from_numpy(rows)
 
 
 def move_rows(tensors: Sequence[Tensor], move: RowMove, group: dist.ProcessGroup | None) -> list[Tensor]:
@@ -138,6 +152,11 @@ def _exchange(tensors: Sequence[Tensor], move: RowMove, group: dist.ProcessGroup
         moved = received.new_zeros((move.num_moved, received.shape[1]))
         received = moved.index_copy_(0, move.placed.to(moved.device, non_blocking=True), received)
     return restore(received)
+
+
+def move_back(grads: Sequence[Tensor], move: RowMove, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Moves gradients of moved rows, (num_moved, ...) each, back and adds them: (num_rows, ...) each."""
+    return list(_MoveBack.apply(move, group, *grads))
 
 
 def _exchange_back(grads: Sequence[Tensor], move: RowMove, group: dist.ProcessGroup | None) -> list[Tensor]:

@@ -69,6 +69,13 @@ BATCHES = {
     "targets": Batch(targets=4, options={"scale": "batch_length"}),
     "all_masks": Batch(contextual=2, targets=3, options={"window": 4, "full_attention_tail": 3, "scale": "length"}),
     "biases": Batch(contextual=2, targets=3, options={"position_bias": True, "num_time_buckets": 9}),
+    "several_blocks": Batch(
+        lengths=(300, 70, 9, 129),
+        contextual=2,
+        targets=40,
+        options={"max_length": 300, "position_bias": True, "num_time_buckets": 9},
+    ),
+    "several_blocks_in_a_window": Batch(lengths=(300, 131), options={"max_length": 300, "window": 50}),
     "one_sequence": Batch(lengths=(37,), targets=5, options={"position_bias": True}),
     "fewer_tokens_than_ranks": Batch(lengths=(1, 0, 1)),
     "no_tokens": Batch(lengths=(0, 0)),

@@ -90,7 +90,7 @@ def check_groups(rank: int) -> list[str]:
     assert groups == [3, 3, 7, 7]  # Ranks 0 and 1 share a batch, and ranks 2 and 3 share one.
     assert ContextParallel(mesh, config).plan([1]).batch.num_tokens == 2
     return [
-        message_of(lambda: ContextParallel(dist.group.WORLD, config)),
+        message_of(lambda: ContextParallel(dist.group.WORLD, config, layout="heads")),
         message_of(lambda: ContextParallel(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), config)),
     ]
 
@@ -114,7 +114,11 @@ def test_dropout_needs_keys_that_do_not_depend_on_ranks() -> None:
 
 def test_unknown_options_are_named() -> None:
     config = BATCHES["causal"].config()
-    with pytest.raises(ValueError, match="layout must be one of auto, heads, not 'ring'"):
-        ContextParallel(None, config, layout="ring")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"layout must be auto, heads, chunks or .* not 'ring'"):
+        ContextParallel(None, config, layout="ring")
+    with pytest.raises(ValueError, match=r"grid\(2, 2\) is for 4 ranks, and the group has 1"):
+        ContextParallel(None, config, layout="grid(2, 2)")
+    with pytest.raises(ValueError, match="cut must be one of needed, all, not 'half'"):
+        ContextParallel(None, config, cut="half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples must be one of own, all, not 'mine'"):
         ContextParallel(None, config).plan([1], samples="mine")  # type: ignore[arg-type]

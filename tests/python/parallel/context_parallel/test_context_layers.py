@@ -20,8 +20,11 @@ from context_cases import (
 )
 from headway.nn import HSTUConfig, HSTUStack
 from headway.parallel.context_parallel import ContextParallel, ContextPlan
-from rank_processes import BACKENDS, run_ranks
+from headway.training.gradients import sum_gradients
+from rank_processes import run_ranks
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
 
@@ -65,12 +68,14 @@ def many_ranks(stack: HSTUStack, x: Tensor, batch: Batch, context: ContextParall
     return [context.unshard([y], plan)[0], loss, *grads]
 
 
-def check_stack(rank: int, name: str, changes: dict[str, Any]) -> None:
+def check_stack(rank: int, name: str, layout: str, changes: dict[str, Any]) -> None:
     batch = BATCHES[name]
     config = batch.config(**changes)
     stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
     expected = one_rank(stack, x, batch)
-    context = ContextParallel(dist.group.WORLD, config)
+    context = ContextParallel(
+        dist.group.WORLD, config, layout=layout, cut="needed" if dist.get_world_size() == 3 else "all"
+    )
     plan = plan_of(context, batch, rank)
     found = many_ranks(stack, x, batch, context, plan)
     for index, (each, whole) in enumerate(zip(found, expected, strict=True)):
@@ -79,38 +84,41 @@ def check_stack(rank: int, name: str, changes: dict[str, Any]) -> None:
         torch.testing.assert_close(each, wanted, rtol=1e-12, atol=1e-12, msg=lambda text, at=label: f"{at}: {text}")
 
 
-def check_stacks(rank: int, changes: dict[str, Any]) -> None:
+def check_stacks(rank: int, layout: str, changes: dict[str, Any]) -> None:
     for name in BATCHES:
-        check_stack(rank, name, changes)
+        check_stack(rank, name, layout, changes)
 
 
+@pytest.mark.parametrize("layout", ["heads", "chunks"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_a_stack_computes_what_it_computes_on_one_rank(size: int) -> None:
-    run_ranks(check_stacks, size, {"dropout": 0.3, "recompute": RECOMPUTE[size - 1]})
+def test_a_stack_computes_what_it_computes_on_one_rank(size: int, layout: str) -> None:
+    run_ranks(check_stacks, size, layout, {"dropout": 0.3, "recompute": RECOMPUTE[size - 1]})
 
 
-def test_a_stack_computes_the_same_on_eight_ranks_over_gloo() -> None:
-    run_ranks(check_stacks, 8, {"num_heads": 9}, backend="gloo")
+@pytest.mark.parametrize("layout", ["heads", "chunks", "grid(2, 4)"])
+def test_a_stack_computes_the_same_on_eight_ranks_over_gloo(layout: str) -> None:
+    run_ranks(check_stacks, 8, layout, {"num_heads": 9}, backend="gloo")
 
 
-def check_variants(rank: int) -> None:
+def check_variants(rank: int, layout: str) -> None:
     biases: dict[str, Any] = {"position_bias": True, "num_time_buckets": 9, "dropout": 0.2}
     production = {field: getattr(HSTUConfig.production(dim=6, max_length=64), field) for field in ("affine", "gate")}
     for recompute in RECOMPUTE:
         for attention in ("kernel", "reference"):
             changes = {"recompute": recompute, "attention": attention, "activated": "gate", "projection_bias": True}
-            check_stack(rank, "all_masks", biases | production | changes)
+            check_stack(rank, "all_masks", layout, biases | production | changes)
 
 
-def test_all_levels_of_recomputation_and_the_reference_agree() -> None:
-    run_ranks(check_variants, 3)
+@pytest.mark.parametrize("layout", ["heads", "chunks"])
+def test_all_levels_of_recomputation_and_the_reference_agree(layout: str) -> None:
+    run_ranks(check_variants, 2, layout)
 
 
-def check_batch_everywhere(rank: int) -> None:
+def check_batch_everywhere(rank: int, layout: str) -> None:
     batch = BATCHES["biases"]
     config = batch.config()
     stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
-    context = ContextParallel(dist.group.WORLD, config)
+    context = ContextParallel(dist.group.WORLD, config, layout=layout)
     plan = context.plan(
         batch.lengths, num_targets=batch.num_targets, num_contextual=batch.num_contextual, samples="all"
     )
@@ -120,8 +128,9 @@ def check_batch_everywhere(rank: int) -> None:
         torch.testing.assert_close(each, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_ranks_may_all_bring_the_whole_batch() -> None:
-    run_ranks(check_batch_everywhere, 2)
+@pytest.mark.parametrize("layout", ["heads", "chunks"])
+def test_ranks_may_all_bring_the_whole_batch(layout: str) -> None:
+    run_ranks(check_batch_everywhere, 2, layout)
 
 
 def check_means(rank: int) -> tuple[float, float]:
@@ -130,7 +139,7 @@ def check_means(rank: int) -> tuple[float, float]:
     context = ContextParallel(dist.group.WORLD, batch.config())
     plan = plan_of(context, batch, rank)
     own = plan.own_tokens
-    total, count = loss_sum(torch.ones(len(own), 6), factors_of(batch, 6)[own.start : own.stop])
+    total, count = loss_sum(torch.ones(len(own), 6), factors_of(batch, 6)[own])
     mean_of_own = total / max(count, 1)
     dist.all_reduce(mean_of_own)
     return float(context.mean(total, count)), float(mean_of_own) / dist.get_world_size()
@@ -144,9 +153,9 @@ def test_the_mean_over_own_tokens_is_another_loss() -> None:
         assert abs(mean_of_means - loss) > 1e-3 * loss
 
 
-def check_moves(rank: int) -> None:
+def check_moves(rank: int, layout: str) -> None:
     batch = BATCHES["causal"]
-    context = ContextParallel(dist.group.WORLD, batch.config())
+    context = ContextParallel(dist.group.WORLD, batch.config(), layout=layout, cut="all")
     plan = plan_of(context, batch, rank)
     size, own = batch.num_tokens, plan.own_tokens
     tensors = [
@@ -159,20 +168,20 @@ def check_moves(rank: int) -> None:
     for some in (tensors, tensors[:1], tensors[1:2], []):
         moved = context.shard([brought(each, plan) for each in some], plan)
         for each, whole in zip(moved, some, strict=True):
-            assert torch.equal(each, whole[own.start : own.stop]) and each.dtype == whole.dtype
+            assert torch.equal(each, whole[own]) and each.dtype == whole.dtype
         for each, whole in zip(context.unshard(moved, plan), some, strict=True):
             assert torch.equal(each, brought(whole, plan))
     described = batch.group_batch()
-    assert plan.own_places.tolist() == described.places[own.start : own.stop].tolist()
-    assert plan.own_samples.tolist() == described.sequence_of_tokens[own.start : own.stop].tolist()
+    assert plan.own_places.tolist() == described.places[own].tolist()
+    assert plan.own_samples.tolist() == described.sequence_of_tokens[own].tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_tensors_of_all_types_move_to_their_owners_and_back(backend: str) -> None:
-    run_ranks(check_moves, 3, backend=backend)
+@pytest.mark.parametrize(("backend", "layout"), [("gloo", "heads"), ("headway", "chunks")])
+def test_tensors_of_all_types_move_to_their_owners_and_back(backend: str, layout: str) -> None:
+    run_ranks(check_moves, 3, layout, backend=backend)
 
 
-def check_second_derivatives(rank: int) -> None:
+def check_second_derivatives(rank: int, layout: str) -> None:
     """Compares the product of the second derivatives of a loss and a vector."""
     batch = Batch(lengths=(3, 2, 4))
     config = batch.config(attention="reference", recompute="none")
@@ -185,7 +194,7 @@ def check_second_derivatives(rank: int) -> None:
 
     whole = x.clone().requires_grad_()
     expected = product(whole, stack(whole, whole_sequences(batch)), vector)
-    context = ContextParallel(dist.group.WORLD, config)
+    context = ContextParallel(dist.group.WORLD, config, layout=layout, cut="all")
     plan = plan_of(context, batch, rank)
     inputs = brought(x, plan).clone().requires_grad_()
     y = stack(context.shard([inputs], plan)[0], plan.sequences(), parallel=plan)
@@ -193,5 +202,41 @@ def check_second_derivatives(rank: int) -> None:
     torch.testing.assert_close(found, brought(expected, plan), rtol=1e-12, atol=1e-12)
 
 
-def test_the_plain_layer_has_second_derivatives_on_ranks() -> None:
-    run_ranks(check_second_derivatives, 2)
+@pytest.mark.parametrize("layout", ["heads", "chunks"])
+def test_the_plain_layer_has_second_derivatives_on_ranks(layout: str) -> None:
+    run_ranks(check_second_derivatives, 2, layout)
+
+
+def check_data_parallel(rank: int) -> None:
+    """Two groups of two ranks have a batch each; DDP adds gradients over all four."""
+    batches = [Batch(lengths=(5, 3, 17, 9)), Batch(lengths=(2, 30))]
+    config = batches[0].config()
+    alone = stack_of(config)
+    xs = [random(each.num_tokens, config.dim, seed=5 + i, dtype=torch.float64) for i, each in enumerate(batches)]
+    sums, counts = zip(
+        *(
+            loss_sum(alone(x, whole_sequences(each)), factors_of(each, config.dim))
+            for x, each in zip(xs, batches, strict=True)
+        ),
+        strict=True,
+    )
+    expected = torch.stack(sums).sum() / sum(counts)
+    expected.backward()
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    context = ContextParallel(mesh["cp"], config)
+    batch, x = batches[rank // 2], xs[rank // 2]
+    stack = stack_of(config)
+    parallel: Any = DistributedDataParallel(stack)
+    parallel.register_comm_hook(dist.group.WORLD, sum_gradients)
+    plan = plan_of(context, batch, rank % 2)
+    own_x, factors = context.shard([brought(each, plan) for each in (x, factors_of(batch, config.dim))], plan)
+    loss = context.mean(*loss_sum(parallel(own_x, plan.sequences(), parallel=plan), factors))
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for found, wanted in zip(stack.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_groups_with_different_batches_add_up_to_one_step() -> None:
+    run_ranks(check_data_parallel, 4)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 from context_cases import BATCHES
 from headway.parallel.context_parallel import HeadsPlan, visible_keys
-from headway.parallel.context_parallel.row_move import move_between
+from headway.parallel.context_parallel.row_move import move_to_all, move_to_owners
 from headway.reference.hstu_attention import hstu_mask
 
 
@@ -53,7 +53,7 @@ def test_each_token_and_head_has_one_rank_and_splits_fit_each_other(num_ranks: i
 
 def test_the_example_of_the_plan_has_its_pairs() -> None:
     batch, config = BATCHES["causal"].group_batch(), BATCHES["causal"].config()
-    example = type(batch)(lengths=torch.tensor([8, 4]).numpy(), samples_of_ranks=(2,))
+    example = type(batch)(lengths=np.array([8, 4]), samples_of_ranks=(2,))
     plan = HeadsPlan(num_ranks=2, num_tokens=12, num_heads=4)
     assert (plan.tokens_of(0), plan.heads_of(1)) == (range(6), range(2, 4))
     assert [plan.pairs_of(rank, example, config) for rank in (0, 1)] == [92, 92]
@@ -72,11 +72,20 @@ def test_a_rank_sends_four_units_times_the_share_of_others(num_ranks: int) -> No
         assert plan.bytes_sent(rank, config, element_bytes=2) == (expected, expected)
 
 
-def test_rows_move_between_ranges_that_begin_anywhere() -> None:
-    before, after = [range(7), range(7, 7), range(7, 12)], [range(4), range(4, 8), range(8, 12)]
-    moves = [move_between(before, after, rank) for rank in range(3)]
+def test_rows_move_to_owners_that_begin_anywhere() -> None:
+    brought = [range(7), range(7, 7), range(7, 12)]
+    moves = [move_to_owners(brought, [np.arange(r * 4, r * 4 + 4) for r in range(3)], rank) for rank in range(3)]
     assert [move.splits.sent for move in moves] == [(4, 3, 0), (0, 0, 0), (0, 1, 4)]
     assert [move.splits.received for move in moves] == [(4, 0, 0), (3, 0, 1), (0, 0, 4)]
     assert all(move.sent is None and move.placed is None for move in moves)
-    gather = move_between(after, [range(12)] * 3, 1)
-    assert gather.sent is not None and gather.sent.tolist() == [0, 1, 2, 3] * 3
+
+
+def test_rows_move_to_owners_of_scattered_rows() -> None:
+    brought, owned = [range(5), range(5, 8)], [np.array([0, 3, 4, 6]), np.array([1, 2, 5, 7])]
+    first, second = (move_to_owners(brought, owned, rank) for rank in range(2))
+    assert first.sent is not None and first.sent.tolist() == [0, 3, 4, 1, 2] and first.splits.sent == (3, 2)
+    assert second.sent is not None and second.sent.tolist() == [1, 0, 2] and second.splits.sent == (1, 2)
+    assert (first.splits.received, second.splits.received) == ((3, 1), (2, 2))
+    everywhere = move_to_all(owned, 1)
+    assert everywhere.sent is not None and everywhere.sent.tolist() == [0, 1, 2, 3] * 2
+    assert everywhere.placed is not None and everywhere.placed.tolist() == [0, 3, 4, 6, 1, 2, 5, 7]
