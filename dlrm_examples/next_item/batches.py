@@ -23,6 +23,7 @@ from typing import Literal
 
 import torch
 from headway.nn import Sequences, next_times
+from headway.parallel.context_parallel import ContextPlan
 from torch import Tensor
 
 from dlrm_examples.next_item.histories import Histories
@@ -43,6 +44,8 @@ class Batch:
             recommender knows the time at which it is asked.
         positions: (T,) int64, index of each token in its sequence.
         users: (B,) int64, user of each sequence.
+        parallel: division of the batch among ranks; then there are only the tokens that this rank owns, and
+            ``sequences`` are those of all ranks. None: this rank has the batch alone.
     """
 
     items: Tensor
@@ -50,6 +53,7 @@ class Batch:
     sequences: Sequences
     positions: Tensor
     users: Tensor
+    parallel: ContextPlan | None = None
 
     def last_tokens(self) -> Tensor:
         """(B,) int64: index of the last token of each sequence. No sequence may be empty."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from headway.nn import HSTUConfig, HSTUStack, HSTUStackConfig
+from headway.nn import HSTUConfig, HSTUStack, HSTUStackConfig, keep_mask
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,7 +33,7 @@ class NextItemModel(nn.Module):
         nn.init.normal_(self.positions.weight, std=settings.dim**-0.5)
         self.dropout = nn.Dropout(settings.dropout)
         self.encoder = _encoder(name, settings, attention)
-        self.temperature = settings.temperature
+        self.temperature, self.num_layers = settings.temperature, settings.num_layers
 
     def forward(self, batch: Batch, negatives: Tensor | None = None) -> dict[str, Tensor]:
         """Returns the sum of the losses of all tokens, (): the softmax cross entropy of the next item.
@@ -55,21 +55,25 @@ class NextItemModel(nn.Module):
     def predict(self, batch: Batch) -> Tensor:
         """Predicts the embedding of the next item of each token: (T, E), L2-normalised."""
         x = self.items(batch.items) + self.positions(batch.positions)
-        return functional.normalize(self.encoder(self.dropout(x), batch.sequences), dim=1)
+        keys = batch.sequences.dropout_keys
+        if keys is None or not self.training:
+            x = self.dropout(x)
+        else:
+            # The index behind those of the layers: masks of the input differ from theirs.
+            kept = keep_mask(keys, x.shape[1], layer=self.num_layers, dropout=self.dropout.p)
+            x = x * kept / (1 - self.dropout.p)
+        options = {} if batch.parallel is None else {"parallel": batch.parallel}
+        return functional.normalize(self.encoder(x, batch.sequences, **options), dim=1)
 
     def candidates(self, items: Tensor | None = None) -> Tensor:
         """Embeddings of ``items`` (K,), or of all items: (K, E), L2-normalised."""
         return functional.normalize(self.items.weight if items is None else self.items(items), dim=1)
 
 
-def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> nn.Module:
-    """Creates the encoder. All encoders have the same number of layers, heads and columns."""
-    if name == "sasrec":
-        return SASRec(
-            dim=settings.dim, num_layers=settings.num_layers, num_heads=settings.num_heads, dropout=settings.dropout
-        )
+def layer_config(name: ModelName, settings: ModelSettings, attention: Attention) -> HSTUConfig:
+    """Returns the layers of an HSTU encoder."""
     head_dim = settings.dim // settings.num_heads
-    layer = HSTUConfig.research(
+    return HSTUConfig.research(
         dim=settings.dim,
         max_length=settings.max_length,
         num_heads=settings.num_heads,
@@ -79,4 +83,13 @@ def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> 
         dropout=settings.dropout,
         attention=attention,
     )
+
+
+def _encoder(name: ModelName, settings: ModelSettings, attention: Attention) -> nn.Module:
+    """Creates the encoder. All encoders have the same number of layers, heads and columns."""
+    if name == "sasrec":
+        return SASRec(
+            dim=settings.dim, num_layers=settings.num_layers, num_heads=settings.num_heads, dropout=settings.dropout
+        )
+    layer = layer_config(name, settings, attention)
     return HSTUStack(HSTUStackConfig(layer=layer, num_layers=settings.num_layers, final_norm="layer"))

@@ -6,12 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from headway.evaluation.full_ranking import Quality
+from headway.parallel.context_parallel import ContextParallel
 from headway.training import TrainStep
 
 from dlrm_examples.next_item.batches import Batch, training_batches
+from dlrm_examples.next_item.context_batches import own_part
 from dlrm_examples.next_item.evaluation import evaluate, model_scores
 from dlrm_examples.next_item.histories import Histories
 from dlrm_examples.next_item.model import HEAD, Attention, NextItemModel
@@ -86,16 +89,26 @@ def steps(
     *,
     device: torch.device,
     seed: int,
+    context: ContextParallel | None = None,
 ) -> Iterator[list[float]]:
-    """Trains a model; yields the losses of the steps of each epoch. Batches and negatives depend only on the seed."""
+    """Trains a model; yields the losses of the steps of each epoch. Batches and negatives depend only on the seed.
+
+    ``context``: ranks that share each batch, on CPUs. All of them have the same model and call this.
+    """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
-    train_step = TrainStep(model, optimizer=optimizer)
+    train_step = TrainStep(model, optimizer=optimizer, group=None if context is None else context.group)
+    numbers = count()
     for _ in range(settings.epochs):
         model.train()
         yield [
-            _mean_loss(train_step, batch, _draw_negatives(model, settings, generator))
+            _mean_loss(
+                train_step,
+                batch if context is None else own_part(batch, context, seed=seed, step=next(numbers)),
+                len(batch.next_items),
+                _draw_negatives(model, settings, generator),
+            )
             for batch in training_batches(
                 histories,
                 max_length=model_settings.max_length,
@@ -107,9 +120,8 @@ def steps(
         schedule.step()
 
 
-def _mean_loss(train_step: TrainStep, batch: Batch, negatives: torch.Tensor | None) -> float:
-    """Trains on a batch; returns the mean loss of its tokens."""
-    num_tokens = len(batch.next_items)
+def _mean_loss(train_step: TrainStep, batch: Batch, num_tokens: int, negatives: torch.Tensor | None) -> float:
+    """Trains on a batch; returns the mean loss of its tokens, of which there are ``num_tokens`` on all ranks."""
     return train_step([batch], {HEAD: num_tokens}, options=[{"negatives": negatives}])[HEAD] / num_tokens
 
 
