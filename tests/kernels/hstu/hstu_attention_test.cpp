@@ -215,6 +215,36 @@ TEST(HstuAttention, DoesNotDependOnTheNumberOfThreads) {
   }
 }
 
+TEST(HstuAttention, HasTheSameBitsForQueriesInSeveralRuns) {
+  std::vector<std::int64_t> const lengths{130, 3, 0, 300};
+  HstuShape const shape{.key_lengths = lengths,
+                        .type = ElementType::kFloat32,
+                        .bias = BiasKind::kBoth,
+                        .max_contextual = 2,
+                        .max_targets = 40};
+  HstuProblem whole(shape), in_runs(shape);
+  hstu_attention_forward(whole.forward(), 2);
+  hstu_attention_backward(whole.backward(), 2);
+  std::vector<HstuTokenRun> runs;
+  for (std::int64_t const length : lengths) {
+    auto const tokens = static_cast<std::int32_t>(length);
+    std::int32_t const first = tokens / 7, second = tokens / 2;
+    runs.insert(runs.end(), {{0, first}, {first, second - first}, {second, tokens - second}});
+  }
+  HstuBackwardArgs args = in_runs.backward();
+  args.forward.sequences.query_runs = runs.data();
+  hstu_attention_forward(args.forward, 2);
+  hstu_attention_backward(args, 2);
+  EXPECT_TRUE(in_runs.out.elements() == whole.out.elements());
+  EXPECT_TRUE(in_runs.grad_query.elements() == whole.grad_query.elements());
+  in_runs.grad_key.for_each([&](std::int64_t token, std::int64_t head, std::int64_t column) {
+    EXPECT_NEAR(in_runs.grad_key.get(token, head, column), whole.grad_key.get(token, head, column), 1e-4);
+    if (column < shape.value_dim) {
+      EXPECT_NEAR(in_runs.grad_value.get(token, head, column), whole.grad_value.get(token, head, column), 1e-4);
+    }
+  });
+}
+
 TEST(HstuAttention, WritesNothingBetweenRows) {
   HstuProblem problem({.key_lengths = {70, 2}, .type = ElementType::kBfloat16});
   JaggedTensor untouched = problem.out;

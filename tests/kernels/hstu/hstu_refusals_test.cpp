@@ -63,6 +63,21 @@ TEST(HstuRefusals, NameOffsetsThatDoNotFit) {
   expect_refusal("max_keys is 2147483648", [](auto& args) { args.sequences.max_keys = std::int64_t{1} << 31; });
 }
 
+TEST(HstuRefusals, NameRunsThatDoNotFit) {
+  static constexpr HstuTokenRun kEmpty{}, kWhole{0, 3};
+  static constexpr HstuTokenRun kBehind[] = {kWhole, kEmpty, kEmpty, {1, 4}, kEmpty, kEmpty};
+  static constexpr HstuTokenRun kTwice[] = {{0, 2}, {1, 1}, kEmpty, {0, 4}, kEmpty, kEmpty};
+  static constexpr HstuTokenRun kNegative[] = {{0, -1}, kEmpty, kEmpty, {0, 4}, kEmpty, kEmpty};
+  static constexpr HstuTokenRun kTooFew[] = {kWhole, kEmpty, kEmpty, {0, 1}, {3, 1}, kEmpty};
+  auto const with_runs = [](HstuTokenRun const* runs) {
+    return [=](HstuForwardArgs& args) { args.sequences.query_runs = runs; };
+  };
+  expect_refusal("run 0 of sequence 1 has the tokens 1 to 5, and must lie between 0 and 4", with_runs(kBehind));
+  expect_refusal("run 1 of sequence 0 has the tokens 1 to 2, and must lie between 2 and 3", with_runs(kTwice));
+  expect_refusal("run 0 of sequence 0 has -1 queries", with_runs(kNegative));
+  expect_refusal("the runs of sequence 1 have 2 queries, and by query_offsets it has 4", with_runs(kTooFew));
+}
+
 TEST(HstuRefusals, NameSequencesWithTooManyContextualTokensAndTargets) {
   static constexpr std::int32_t kContextual[] = {0, 2}, kTargets[] = {1, 3}, kNegative[] = {0, -1};
   expect_refusal("sequence 1 has 2 contextual tokens and 3 targets, more than its 4 keys", [](auto& args) {
