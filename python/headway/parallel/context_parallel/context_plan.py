@@ -162,11 +162,14 @@ class ContextPlan:
 
         Raises:
             ValueError: the config, ``x`` or ``sequences`` are not of this plan, or ranks use different plans.
+            NotImplementedError: the layout has no kernels for the device of ``x``.
         """
         for name in _LAYER_FIELDS:
             planned, found = getattr(self.layer, name), getattr(config, name)
             if planned != found:
                 raise ValueError(f"the plan is for layers with {name}={planned}, and this one has {name}={found}")
+        if x.is_cuda and sequences.query_runs is not None:
+            raise NotImplementedError(f"layout {self.layout.name} is there on the CPU only, and x is on {x.device}")
         self._expect_agreement(lambda: self._check_model(x, sequences))
         return self.layout.exchange(self.rank, self._groups.data)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_the_example_of_the_plan_has_its_runs_and_keys() -> None:
 
 
 @pytest.mark.parametrize("cut", ["needed", "all"])
-@pytest.mark.parametrize("num_ranks", range(1, 9))
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", BATCHES)
 def test_each_token_has_one_owner_and_exactly_the_seen_keys_travel(name: str, num_ranks: int, cut: Cut) -> None:
     batch = BATCHES[name]
@@ -123,6 +124,17 @@ def test_turns_make_all_ranks_send_and_receive_the_same() -> None:
     alone = divide_chunks(GroupBatch(lengths=np.full(1, 1024), samples_of_ranks=(1,)), PRODUCTION, 4, cut="all")
     sent = [alone.bytes_sent(rank, 2)[0] for rank in range(4)]
     assert max(sent) > 1.5 * min(sent)
+
+
+def test_without_turns_a_rank_would_receive_all_keys() -> None:
+    """A planted mistake: all sequences have the first turn."""
+    batch = GroupBatch(lengths=np.full(16, 1024), samples_of_ranks=(16,))
+    alone = GroupBatch(lengths=np.full(1, 1024), samples_of_ranks=(1,))
+    turned, first = (divide_chunks(each, PRODUCTION, 4, cut="all") for each in (batch, alone))
+    plans = [turned, replace(turned, runs=np.repeat(first.runs, 16, axis=1))]
+    received = [[sum(plan.key_move(rank).splits.received) for rank in range(4)] for plan in plans]
+    assert max(received[0]) <= 1.01 * min(received[0])
+    assert max(received[1]) == batch.num_tokens and max(received[1]) > 1.3 * min(received[1])
 
 
 def test_a_window_leaves_most_chunks_where_they_are() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from context_cases import (
     times_of,
     whole_sequences,
 )
-from headway.nn import HSTUConfig, HSTUStack
-from headway.parallel.context_parallel import ContextParallel, ContextPlan
+from headway.nn import HSTUConfig, HSTUStack, next_times
+from headway.parallel.context_parallel import ContextParallel, ContextPlan, chunk_exchange
+from headway.parallel.context_parallel.row_move import move_back
 from headway.training.gradients import sum_gradients
 from rank_processes import run_ranks
 from torch import Tensor
@@ -179,6 +181,69 @@ def check_moves(rank: int, layout: str) -> None:
 @pytest.mark.parametrize(("backend", "layout"), [("gloo", "heads"), ("headway", "chunks")])
 def test_tensors_of_all_types_move_to_their_owners_and_back(backend: str, layout: str) -> None:
     run_ranks(check_moves, 3, layout, backend=backend)
+
+
+def check_times_after_the_cut(rank: int) -> list[bool]:
+    """Returns whether outputs are those of one rank: with query times made before the cut, and after it."""
+    batch = BATCHES["biases"]
+    config = batch.config()
+    stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
+    expected = stack(x, whole_sequences(batch))
+    context = ContextParallel(dist.group.WORLD, config)
+    plan = plan_of(context, batch, rank)
+    own_x, times, query_times = context.shard([brought(each, plan) for each in (x, *times_of(batch))], plan)
+    late = next_times(times, torch.tensor([0, len(times)]))
+    return [
+        torch.allclose(stack(own_x, plan.sequences(times, each), parallel=plan), expected[plan.own_tokens], atol=1e-12)
+        for each in (query_times, late)
+    ]
+
+
+def test_query_times_that_are_made_after_the_cut_are_caught() -> None:
+    assert run_ranks(check_times_after_the_cut, 2) == [[True, False]] * 2
+
+
+def check_dropped_gradients(rank: int) -> list[bool]:
+    """Returns whether gradients of tokens are right: as they are, and without those of keys of the low chunks."""
+    batch = BATCHES["causal"]
+    config = batch.config()
+    stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
+    expected = one_rank(stack, x, batch)[2]
+    context = ContextParallel(dist.group.WORLD, config, layout="chunks", cut="all")
+    results = []
+    for is_dropped in (False, True):
+        plan = plan_of(context, batch, rank)
+        is_low = plan.own_places < torch.from_numpy(batch.group_batch().lengths // 2)[plan.own_samples]
+
+        def returned(grads: Any, *move: Any, is_dropped: bool = is_dropped, is_low: Tensor = is_low) -> list[Tensor]:
+            found = move_back(grads, *move)
+            return [each * ~is_low[:, None, None] for each in found] if is_dropped else found
+
+        with mock.patch.object(chunk_exchange, "move_back", returned):
+            found = many_ranks(stack, x, batch, context, plan)[2]
+        results.append(torch.allclose(found, brought(expected, plan), atol=1e-12))
+    return results
+
+
+def test_gradients_of_low_chunks_that_are_dropped_are_caught() -> None:
+    found = run_ranks(check_dropped_gradients, 2)
+    assert [each[0] for each in found] == [True, True] and False in [each[1] for each in found]
+
+
+def check_gradients_through_moves(rank: int, layout: str) -> None:
+    batch = BATCHES["causal"]
+    context = ContextParallel(dist.group.WORLD, batch.config(), layout=layout, cut="all")
+    plan = plan_of(context, batch, rank)
+    x, factors = (brought(random(batch.num_tokens, 3, seed=i, dtype=torch.float64), plan) for i in (1, 2))
+    x = x.clone().requires_grad_()
+    moved = context.unshard([context.shard([x], plan)[0] ** 2], plan)[0]
+    (grad,) = torch.autograd.grad((moved * factors).sum(), x)
+    torch.testing.assert_close(grad, 2 * x.detach() * factors, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["heads", "chunks"])
+def test_gradients_move_there_and_back(layout: str) -> None:
+    run_ranks(check_gradients_through_moves, 3, layout)
 
 
 def check_second_derivatives(rank: int, layout: str) -> None:
