@@ -8,13 +8,13 @@ up to three runs of consecutive tokens in a sequence: early chunk, late chunk, t
 gradients of keys and values go back, and the owner adds them in the order of ranks.
 
 Which ranks own what:
-  - History of n tokens (contextual ones first) is cut at floor(c n / 2G) for c = 0 to 2G. Rank (i + u) mod G owns
-    chunks i and 2G - 1 - i. The turn u counts the sequences that are cut. Without it rank 0 would always receive all
-    keys, and the last rank would always send to all.
+  - A sequence is cut among g of the G ranks, no more than even work needs, so short ones stay whole. The costliest
+    sequences come first, and each goes to the ranks with the least work.
+  - History of n tokens (contextual ones first) is cut at floor(c n / 2g) for c = 0 to 2g. Rank (i + u) mod g of the g
+    owns chunks i and 2g - 1 - i. The turn u counts sequences. Without it the first rank would always receive all keys,
+    and the last rank would always send to all.
   - Targets follow the last chunk. If their pairs are more than a small part of a rank's, they are spread evenly: each
     costs the same, and no other token needs their keys.
-  - Only the longest sequences are cut, as few as even work allows. Others stay whole, longest first, on the rank with
-    the least work.
 
 Example: G = 2, causal, sequences a0-a7 and b0-b3, both cut.
   Chunks a0 a1 | a2 a3 | a4 a5 | a6 a7 and b0 | b1 | b2 | b3. Each rank gets 6 tokens and 23 pairs.
@@ -23,8 +23,8 @@ Example: G = 2, causal, sequences a0-a7 and b0-b3, both cut.
 
 Invariants: each token has one owner. A rank's tokens ascend. Whether keys travel is what the kernel's mask says about
   the same ranges (``headway.ops.hstu_visibility``). Work is counted as pairs plus a token's share of the projections.
-Complexity: O(T + B (log B + G)) per attempt to cut fewer sequences, of which there are O(log B). The pieces of an
-  exchange of one rank are O(B G).
+Complexity: O(T) once, then O(P log G + B G) per attempt for P parts of sequences. Each attempt allows smaller
+  parts than the one before, until work is even. An exchange of one rank has O(P) pieces.
 Source: the pairing of chunks i and 2G - 1 - i is that of TransformerEngine, as the paper on context parallelism for
   HSTU has it.
 
@@ -34,6 +34,7 @@ Shapes: B sequences and T tokens of all ranks, G ranks, t tokens of one rank, 3 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -50,8 +51,11 @@ from headway.parallel.context_parallel.row_move import RowMove
 Cut = Literal["needed", "all"]
 
 _NUM_RUNS = 3
-#: Excess of the busiest rank over the mean, in pairs and in tokens, up to which fewer sequences are cut.
+#: Excess of the busiest rank over the mean, in pairs and in tokens, up to which sequences are cut no further.
 _TOLERANCE = 0.01
+#: Factor of the largest part from one attempt to the next.
+_NARROWER = 0.8
+_MOST_ATTEMPTS = 40  #: After these the largest part is less than 1 / 6,000 of a rank's work.
 #: Targets are spread over ranks if their pairs are more than this part of one rank's share of the sequence.
 _MOST_FOLLOWING = 0.02
 
@@ -127,7 +131,8 @@ class ChunksPlan:
     def _seen_pieces(self, source: int, destination: int) -> np.typing.NDArray[np.bool_]:
         """Tells for each run of ``source``, (3 B,), whether ``destination`` has a query that sees some of it."""
         keys, queries = self.runs[source], self.runs[destination]
-        sequences = np.flatnonzero(self.is_cut if source != destination else self.batch.lengths > 0)
+        is_shared = keys[:, :, 1].any(1) & queries[:, :, 1].any(1)
+        sequences = np.flatnonzero(is_shared)
         shape = (len(sequences), _NUM_RUNS, _NUM_RUNS)  # Sequences, runs of keys, runs of queries.
         ranges = np.empty((*shape, 5), dtype=np.int64)
         ranges[..., 0] = sequences[:, None, None]
@@ -164,7 +169,7 @@ def divide_chunks(batch: GroupBatch, config: HSTUConfig, num_ranks: int, *, cut:
         batch: sequences of all ranks.
         config: config of the layers.
         num_ranks: G, at least 1.
-        cut: "needed" cuts as few sequences as even work allows, "all" cuts all.
+        cut: "needed" cuts sequences no further than even work needs, "all" cuts each among all ranks.
 
     Raises:
         ValueError: there is no rank.
@@ -172,20 +177,43 @@ def divide_chunks(batch: GroupBatch, config: HSTUConfig, num_ranks: int, *, cut:
     if num_ranks < 1:
         raise ValueError(f"chunks({num_ranks}): at least one rank is needed")
     work = _Work(batch, config)
-    num_cut = batch.num_sequences if cut == "all" else 0
+    if cut == "all":
+        everyone = np.full(batch.num_sequences, num_ranks)
+        runs = _runs_of(work, everyone, _in_turns(batch.num_sequences, num_ranks), num_ranks)
+        return ChunksPlan(batch=batch, config=config, runs=runs, is_cut=everyone > 1)
     best = least_excess = None
-    while True:
-        runs = _runs_of(work, num_cut, num_ranks)
+    largest_part = work.costs.sum() / num_ranks
+    for _ in range(_MOST_ATTEMPTS):
+        # Cuts each sequence into parts of at most this cost.
+        degrees = np.ceil(work.costs / max(largest_part, 1e-9)).clip(1, num_ranks).astype(np.int64)
+        runs = _runs_of(work, degrees, _to_least_work(work, degrees, num_ranks), num_ranks)
         excess = work.excess(runs)
         if least_excess is None or excess < least_excess:
-            best, least_excess = (runs, num_cut), excess
-        if excess <= _TOLERANCE or num_cut == batch.num_sequences:
+            best, least_excess = (runs, degrees), excess
+        if excess <= _TOLERANCE or degrees[batch.lengths > 0].min(initial=num_ranks) == num_ranks:
             break
-        num_cut = min(max(2 * num_cut, 1), batch.num_sequences)
+        largest_part *= _NARROWER
     assert best is not None
-    is_cut = np.zeros(batch.num_sequences, dtype=np.bool_)
-    is_cut[work.by_cost[: best[1]]] = True
-    return ChunksPlan(batch=batch, config=config, runs=best[0], is_cut=is_cut)
+    return ChunksPlan(batch=batch, config=config, runs=best[0], is_cut=best[1] > 1)
+
+
+def _in_turns(num_sequences: int, num_ranks: int) -> list[list[int]]:
+    """Returns the ranks of each sequence if each is cut among all: rank (i + b) mod G has part i of sequence b."""
+    return [[(i + b) % num_ranks for i in range(num_ranks)] for b in range(num_sequences)]
+
+
+def _to_least_work(work: _Work, degrees: Integers, num_ranks: int) -> list[list[int]]:
+    """Returns the ranks of each sequence: as many as its degree, those with the least work, the costliest first."""
+    owners: list[list[int]] = [[] for _ in degrees]
+    least = [(0.0, rank) for rank in range(num_ranks)]
+    for turn, b in enumerate(work.by_cost.tolist()):
+        taken = [heapq.heappop(least) for _ in range(degrees[b])]
+        for done, rank in taken:
+            heapq.heappush(least, (done + float(work.costs[b]) / len(taken), rank))
+        ranks = sorted(rank for _, rank in taken)
+        first = turn % len(ranks)
+        owners[b] = ranks[first:] + ranks[:first]
+    return owners
 
 
 class _Work:
@@ -212,54 +240,50 @@ class _Work:
         found: Integers = (self._before[begins + runs[..., 1]] - self._before[begins]).sum((1, 2))
         return found
 
-    def costs_of(self, runs: Integers) -> list[float]:
-        """Cost of each rank."""
-        found: list[float] = (self.pairs_of(runs) + runs[..., 1].sum((1, 2)) * self._token_cost).tolist()
-        return found
-
     def excess(self, runs: Integers) -> float:
         """Excess of the busiest rank over the mean, in pairs or in tokens, whichever is more."""
         of_ranks = (self.pairs_of(runs), runs[..., 1].sum((1, 2)))
         return max(float(each.max() / max(each.mean(), 1)) for each in of_ranks) - 1
 
 
-def _runs_of(work: _Work, num_cut: int, num_ranks: int) -> Integers:
-    """Returns the runs of all ranks, (G, B, 3, 2), if the ``num_cut`` sequences of the highest cost are cut."""
-    batch = work.batch
-    runs = np.zeros((num_ranks, batch.num_sequences, _NUM_RUNS, 2), dtype=np.int64)
-    cut = np.sort(work.by_cost[:num_cut])
-    runs[:, cut] = _chunks_of(batch, work.pairs, cut, num_ranks)
-    least = [(cost, rank) for rank, cost in enumerate(work.costs_of(runs))]
-    heapq.heapify(least)
-    for b in work.by_cost[num_cut:].tolist():
-        done, rank = least[0]
-        runs[rank, b, 0] = (0, batch.lengths[b])
-        heapq.heapreplace(least, (done + float(work.costs[b]), rank))
+def _runs_of(work: _Work, degrees: Integers, owners: Sequence[Sequence[int]], num_ranks: int) -> Integers:
+    """Returns the runs of all ranks, (G, B, 3, 2).
+
+    Args:
+        work: the sequences.
+        degrees: (B,) ranks among which each sequence is cut.
+        owners: these ranks, of each sequence.
+        num_ranks: G.
+    """
+    runs = np.zeros((num_ranks, len(degrees), _NUM_RUNS, 2), dtype=np.int64)
+    for degree in np.unique(degrees).tolist():
+        cut = np.flatnonzero(degrees == degree)
+        ranks = np.array([owners[b] for b in cut.tolist()])  # (sequences, degree)
+        for part, of_part in enumerate(_parts_of(work, cut, degree)):
+            runs[ranks[:, part], cut] = of_part
     return runs
 
 
-def _chunks_of(batch: GroupBatch, pairs: Integers, cut: Integers, num_ranks: int) -> Integers:
-    """Returns the runs (G, C, 3, 2) of the C sequences ``cut``."""
-    lengths, targets = batch.lengths[cut], batch.targets[cut]
+def _parts_of(work: _Work, cut: Integers, degree: int) -> Iterator[Integers]:
+    """Yields the runs, (C, 3, 2), of part i = 0 to ``degree`` - 1 of the C sequences ``cut``."""
+    lengths, targets = work.batch.lengths[cut], work.batch.targets[cut]
+    if degree == 1:
+        runs = np.zeros((len(cut), _NUM_RUNS, 2), dtype=np.int64)
+        runs[:, 0, 1] = lengths
+        yield runs
+        return
     history = lengths - targets
-    borders = history[:, None] * np.arange(2 * num_ranks + 1) // (2 * num_ranks)
-    turn = np.arange(len(cut))
-    sees_target = history + 1  # Keys that a target sees at most.
-    are_spread = targets * sees_target > _MOST_FOLLOWING * pairs[cut] / num_ranks
-    runs = np.zeros((num_ranks, len(cut), _NUM_RUNS, 2), dtype=np.int64)
-    which = np.arange(len(cut))
-    for rank in range(num_ranks):
-        i = (rank - turn) % num_ranks
-        late = 2 * num_ranks - 1 - i
-        low, high = (borders[which, i], borders[which, i + 1]), (borders[which, late], borders[which, late + 1])
-        # The two chunks in the middle are one run.
-        is_middle = i == num_ranks - 1
-        low, high = (low[0], np.where(is_middle, high[1], low[1])), (np.where(is_middle, high[1], high[0]), high[1])
-        spread = (targets * i // num_ranks, targets * (i + 1) // num_ranks)
-        of_rank = (np.where(are_spread, spread[0], 0), np.where(are_spread, spread[1], np.where(i == 0, targets, 0)))
-        for run, (begin, end) in enumerate((low, high, (history + of_rank[0], history + of_rank[1]))):
-            runs[rank, :, run] = np.stack([begin, end - begin], axis=1)
-    return runs
+    borders = history[:, None] * np.arange(2 * degree + 1) // (2 * degree)
+    # A target sees the history and itself.
+    are_spread = targets * (history + 1) > _MOST_FOLLOWING * work.pairs[cut] / degree
+    for i in range(degree):
+        low, high = (borders[:, i], borders[:, i + 1]), (borders[:, -2 - i], borders[:, -1 - i])
+        if i == degree - 1:  # The two chunks in the middle are one run.
+            low, high = (low[0], high[1]), (high[1], high[1])
+        first = np.where(are_spread, targets * i // degree, 0)
+        end = np.where(are_spread, targets * (i + 1) // degree, targets if i == 0 else 0)
+        borders_of_runs = (low, high, (history + first, history + end))
+        yield np.stack([np.stack([begin, stop - begin], axis=1) for begin, stop in borders_of_runs], axis=1)
 
 
 def _expanded(firsts: Integers, rows: Integers) -> Integers:
