@@ -7,7 +7,11 @@ same step replaces it. A training resumes with any number of ranks, since neithe
 
 Example: out/checkpoints/step_00000120 has dense.pt, the folders tables_0, tables_1, ... and manifest.json.
 
-Invariants: an older checkpoint is removed only after a newer one is complete. All ranks call ``save()``.
+A training may resume from an older checkpoint. Later ones are then of a branch that it has left: a resume would
+take the highest step, and a save would keep it instead of its own. They are moved aside, at the latest by ``save()``.
+
+Invariants: an older checkpoint is removed only after a newer one is complete. The one that was saved last has the
+highest step in the folder, and stays. All ranks call ``save()``.
 """
 
 from __future__ import annotations
@@ -68,16 +72,22 @@ class CheckpointFolders:
         complete = self._complete()
         return complete[-1] if complete else None
 
+    def path_of(self, step: int) -> Path:
+        """Returns the folder of the checkpoint of a step, which may not exist."""
+        return self.folder / f"step_{step:08d}"
+
     def save(self, manifest: StepManifest, dense: dict[str, Any], tables: Sequence[SavedTables]) -> Path:
-        """Saves a checkpoint, and removes old ones.
+        """Saves a checkpoint, and removes old ones. Later ones move to a folder ``earlier_1``, ``earlier_2`` and so on.
 
         Raises:
             OSError, CheckpointError: it cannot be written; older ones are untouched.
         """
-        path = self.folder / f"step_{manifest.step:08d}"
+        path = self.path_of(manifest.step)
         if self._is_first and not (path / _MANIFEST).exists():
             shutil.rmtree(path, ignore_errors=True)  # Left by an interrupted save.
             path.mkdir(parents=True)
+        if self._is_first and self.later_than(manifest.step):
+            self.set_later_aside(manifest.step, free_folder(self.folder))
         self._barrier()
         for index, collection in enumerate(tables):
             collection.save(path / f"tables_{index}")
@@ -90,6 +100,17 @@ class CheckpointFolders:
                 shutil.rmtree(old)
         self._barrier()
         return path
+
+    def later_than(self, step: int) -> list[Path]:
+        """Returns the checkpoints of later steps, complete ones and others, by ascending step."""
+        paths = [path for path in self.folder.glob("step_*") if path.name.removeprefix("step_").isdecimal()]
+        return sorted(path for path in paths if int(path.name.removeprefix("step_")) > step)
+
+    def set_later_aside(self, step: int, aside: Path) -> None:
+        """Moves the checkpoints of later steps to the folder ``aside``. One rank calls it."""
+        for path in self.later_than(step):
+            aside.mkdir(parents=True, exist_ok=True)
+            path.rename(aside / path.name)
 
     @staticmethod
     def read(path: Path, make: Callable[[dict[str, Any]], M]) -> M:
@@ -129,6 +150,14 @@ class CheckpointFolders:
     def _barrier(self) -> None:
         if self._group is not None:
             dist.barrier(group=self._group)
+
+
+def free_folder(parent: Path) -> Path:
+    """Returns the first of ``earlier_1``, ``earlier_2`` and so on in a folder that does not exist."""
+    number = 1
+    while (path := parent / f"earlier_{number}").exists():
+        number += 1
+    return path
 
 
 def _write(path: Path, write: Any) -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoints import CheckpointFolders, StepManifest, TrainingCheckpointError
+from headway.checkpoints import CheckpointFolders, StepManifest, TrainingCheckpointError, free_folder
 from headway.data.reader import Position
 from headway.training.config import TrainingConfig, differences
 
@@ -55,24 +56,65 @@ class Manifest(StepManifest):
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
 
 
+#: Files and folders that a training writes to its folder.
+_OF_TRAINING = ("checkpoints", "results.jsonl", "report.html", "not_finite_step_*.json", "trace.json", "trace",
+                "tensorboard")  # fmt: skip
+
+
 def set_aside(out: Path) -> Path | None:
-    """Moves checkpoints and results of an earlier training away, so that a new one does not mix with them.
+    """Moves everything that an earlier training wrote away, so that a new one does not mix with it.
 
     Args:
         out: folder of the training.
     Returns:
-        the folder in ``out`` that they are in; None: there are none.
+        the folder in ``out`` that it is in; None: there is nothing.
     """
-    found = [out / name for name in ("checkpoints", "results.jsonl") if (out / name).exists()]
+    found = [path for name in _OF_TRAINING for path in sorted(out.glob(name))]
     if not found:
         return None
-    number = 1
-    while (aside := out / f"earlier_{number}").exists():
-        number += 1
+    aside = free_folder(out)
     aside.mkdir()
     for each in found:
         each.rename(aside / each.name)
     return aside
+
+
+def set_later_aside(checkpoints: CheckpointFolders, out: Path, step: int) -> Path | None:
+    """Moves checkpoints and results after ``step`` away, if a training has left them for an older checkpoint.
+
+    Without a later checkpoint nothing moves: lines after the newest one are of steps that are trained again.
+
+    Args:
+        checkpoints: those of the training.
+        out: its folder.
+        step: of the checkpoint from which it goes on.
+    Returns:
+        the folder in ``out`` that they are in; None: there are none.
+    """
+    if not checkpoints.later_than(step):
+        return None
+    aside = free_folder(out)
+    checkpoints.set_later_aside(step, aside / "checkpoints")
+    if (out / "report.html").exists():
+        (out / "report.html").rename(aside / "report.html")
+    results = out / "results.jsonl"
+    if results.exists():
+        of_place: dict[bool, list[str]] = {True: [], False: []}
+        for line in results.read_text(encoding="utf-8").splitlines(keepends=True):
+            of_place[_step_of(line) > step].append(line)
+        (aside / results.name).write_text("".join(of_place[True]), encoding="utf-8")
+        unfinished = results.with_suffix(".partial")
+        unfinished.write_text("".join(of_place[False]), encoding="utf-8")
+        unfinished.rename(results)
+    return aside
+
+
+def _step_of(line: str) -> int:
+    """Returns the step of a line of results; 0 for one that was cut."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
 class Checkpoints(CheckpointFolders):

@@ -48,7 +48,7 @@ from headway.evaluation import LabelQuality
 from headway.hybrid import HybridTables
 from headway.nn.grm import GRM
 from headway.parallel.balance import BalancedSteps
-from headway.training.checkpoints import Checkpoints, Manifest, set_aside
+from headway.training.checkpoints import Checkpoints, Manifest, set_aside, set_later_aside
 from headway.training.config import TrainingConfig, differences
 from headway.training.device_memory import is_out_of_memory
 from headway.training.pipeline import Pipeline, PreparedStep
@@ -64,7 +64,7 @@ from headway.training.progress import (
     waits,
 )
 from headway.training.rank_agreement import expect_same_training
-from headway.training.report import write_report
+from headway.training.report import read_results, write_report
 from headway.training.scoring import score_targets
 from headway.training.step_trace import StepTrace
 from headway.training.tensorboard import TensorBoard
@@ -188,6 +188,8 @@ class Trainer:
         self._heads: list[str] = []  #: Heads of the model, as count_terms() names them.
         self.step = 0
         self._next = Position()
+        self._resumed: Path | None = None  #: The checkpoint from which this training goes on.
+        self._has_begun = False
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
         self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
         self._division = WorkDivision(
@@ -243,22 +245,16 @@ class Trainer:
         self._got_signal = self._is_stopped = False
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._stopping_on_sigterm())  # A second signal must not interrupt the save.
-            if self.step == 0 and self.rank == 0 and self.out is not None:
-                aside = set_aside(self.out)
-                if aside is not None:
-                    self._say(f"checkpoints and results of an earlier training are in {aside} now")
+            self._make_room()
             if self.config.run.tensorboard and self.rank == 0 and self.out is not None:
                 board = TensorBoard(self.out / "tensorboard", step=self.step)
                 self._tensorboard = stack.enter_context(contextlib.closing(board))
             for progress in self._train(begin):
                 losses = progress.losses
                 self._report(progress)
-            checkpoint = self.save() if self._checkpoints is not None else None
+            checkpoint = self._saved() or (self.save() if self._checkpoints is not None else None)
             quality = {} if self._is_stopped or not self.config.data.evaluation else self.evaluate()
-            if self._tensorboard is not None:
-                self._tensorboard.add_quality(quality, self.step)
-        for name, of_label in quality.items():
-            self._write({"kind": "quality", "label": name, "step": self.step} | of_label._asdict())
+            self._report_quality(quality)
         return TrainingResult(
             report=self._write_report(),
             step=self.step,
@@ -268,6 +264,27 @@ class Trainer:
             stopped=self._is_stopped,
             seconds=time.monotonic() - begin,
         )
+
+    def _make_room(self) -> None:
+        """Moves what is in the folder, and not of the training that goes on here, to a folder aside."""
+        is_first_call, self._has_begun = not self._has_begun, True
+        if not is_first_call or self.rank != 0 or self.out is None or self._checkpoints is None:
+            return
+        if self._resumed is None and self.step > 0:  # Whoever set the step knows what is in the folder.
+            return
+        is_here = self._resumed is not None and self._resumed.parent.resolve() == self._checkpoints.folder.resolve()
+        if not is_here:
+            if (aside := set_aside(self.out)) is not None:
+                self._say(f"checkpoints and results of an earlier training are in {aside} now")
+        elif (aside := set_later_aside(self._checkpoints, self.out, self.step)) is not None:
+            self._say(f"checkpoints and results after step {self.step} are in {aside} now")
+
+    def _saved(self) -> Path | None:
+        """Returns the checkpoint in this folder that has the present step already; None: no such one."""
+        if self._resumed is None or self._checkpoints is None:
+            return None
+        path = self._checkpoints.path_of(self.step)
+        return path if path.resolve() == self._resumed.resolve() else None
 
     def evaluate(self) -> dict[str, LabelQuality]:
         """Scores the evaluation data without inserting rows; returns the quality of each label, over all ranks.
@@ -502,7 +519,7 @@ class Trainer:
         if changed and self.rank == 0:
             self._say(f"settings that differ from those of {path.name}: {'; '.join(changed)}")
         self._train_step.state.load(path)
-        self.step, self._next = manifest.step, manifest.next
+        self.step, self._next, self._resumed = manifest.step, manifest.next, path
         self._division.take_over(
             square_weight=manifest.square_weight, weight_exponent=manifest.weight_exponent, budget=manifest.budget
         )
@@ -572,6 +589,23 @@ class Trainer:
             if self._tensorboard is not None:
                 self._tensorboard.add_progress(progress)
             self._write({"kind": "progress"} | vars(progress))
+
+    def _report_quality(self, quality: Mapping[str, LabelQuality]) -> None:
+        """Writes the quality of each label, unless the last line about it says the same."""
+        if self.rank != 0 or self.out is None or not quality:
+            return
+        path = self.out / "results.jsonl"
+        before = read_results(path).quality if path.exists() else {}
+        rows = {
+            name: {"kind": "quality", "label": name, "step": self.step} | of_label._asdict()
+            for name, of_label in quality.items()
+        }
+        if all(before.get(name) == row for name, row in rows.items()):  # A finished training was started again.
+            return
+        if self._tensorboard is not None:
+            self._tensorboard.add_quality(quality, self.step)
+        for row in rows.values():
+            self._write(row)
 
     def _write_report(self) -> Path | None:
         if self.rank != 0 or self.out is None or not (self.out / "results.jsonl").exists():

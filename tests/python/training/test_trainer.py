@@ -83,6 +83,72 @@ def test_a_new_training_in_a_used_folder_sets_the_earlier_one_aside(tmp_path: Pa
     assert max(row["step"] for row in rows) == 2
 
 
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.parent.name.removeprefix("step_")) for path in folder.glob("step_*/manifest.json"))
+
+
+def result_steps(out: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (out / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_resume_from_an_older_checkpoint_sets_later_ones_aside(tmp_path: Path) -> None:
+    folder, out, lines = make_folder(tmp_path / "log"), tmp_path / "out", []
+
+    def config(last: int, keep: int) -> Any:
+        return make_config(folder, run={"max_steps": last, "log_every": 1}, checkpoint={"every": 2, "keep": keep})
+
+    whole = Trainer(config(8, 3), out=out, say=lines.append)
+    whole.run()
+    assert steps_in(out / "checkpoints") == [4, 6, 8]
+    other = Trainer(config(5, 1), out=out, say=lines.append)
+    assert other.resume(out / "checkpoints/step_00000004")
+    result = other.run()
+    assert any(f"checkpoints and results after step 4 are in {out / 'earlier_1'} now" in line for line in lines)
+    assert result.checkpoint is not None and result.checkpoint.name == "step_00000005"
+    assert steps_in(out / "checkpoints") == [5] and steps_in(out / "earlier_1/checkpoints") == [6, 8]
+    assert result_steps(out) == [1, 2, 3, 4, 5] and result_steps(out / "earlier_1") == [5, 6, 7, 8]
+    again = Trainer(config(6, 1), out=out, say=lines.append)
+    assert again.resume() and again.step == 5
+
+
+def test_a_checkpoint_of_another_folder_begins_a_folder_anew(tmp_path: Path) -> None:
+    folder, one, other = make_folder(tmp_path / "log"), tmp_path / "one", tmp_path / "other"
+    for out, last in ((one, 2), (other, 3)):
+        Trainer(make_config(folder, run={"max_steps": last}), out=out, say=lambda line: None).run()
+    trainer = Trainer(make_config(folder, run={"max_steps": 2}), out=other, say=lambda line: None)
+    assert trainer.resume(one / "checkpoints/step_00000002")
+    result = trainer.run()
+    assert steps_in(other / "earlier_1/checkpoints") == [3] and steps_in(other / "checkpoints") == [2]
+    assert result.checkpoint is not None and result.checkpoint.parent == other / "checkpoints"
+
+
+def test_a_new_training_sets_all_files_of_an_earlier_one_aside(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
+    config = make_config(folder, run={"max_steps": 1})
+    Trainer(config, out=out, say=lambda line: None, trace=range(1)).run()
+    for name in ("not_finite_step_3_rank_0.json", "notes.txt"):
+        (out / name).write_text("{}")
+    before = {path.name for path in out.iterdir()} - {"notes.txt"}
+    assert {"trace", "trace.json", "report.html", "results.jsonl", "checkpoints"} < before
+    Trainer(config, out=out, say=lambda line: None).run()
+    assert {path.name for path in (out / "earlier_1").iterdir()} == before
+    assert (out / "notes.txt").exists() and not (out / "trace.json").exists()
+
+
+def test_a_finished_training_that_is_started_again_writes_nothing_again(tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path / "log", targets=2), tmp_path / "out"
+    config = make_config(folder, data={"evaluation": str(folder)}, run={"max_steps": 2})
+    first = Trainer(config, out=out, say=lambda line: None).run()
+    assert first.checkpoint is not None
+    manifest = first.checkpoint / "manifest.json"
+    saved, lines = manifest.stat().st_mtime_ns, (out / "results.jsonl").read_text()
+    trainer = Trainer(config, out=out, say=lambda line: None)
+    assert trainer.resume()
+    again = trainer.run()
+    assert again.checkpoint == first.checkpoint and again.quality == first.quality
+    assert manifest.stat().st_mtime_ns == saved and (out / "results.jsonl").read_text() == lines
+
+
 def test_a_resumed_training_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", 70)
     runs = [Run(config=make_config(folder))]
