@@ -10,7 +10,11 @@ from typing import Any
 
 from headway.checkpoints import CheckpointFolders, StepManifest, TrainingCheckpointError, free_folder
 from headway.data.reader import Position
-from headway.training.config import TrainingConfig, differences
+from headway.training.config import TrainingConfig, differences, effective
+
+#: Settings of data that a resumed training may change: steps have the same samples.
+_MAY_CHANGE = ("data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget",
+               "data.budget_memory", "data.max_tokens", "data.square_weight", "data.weight_exponent")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,17 @@ class Manifest(StepManifest):
         Raises:
             TrainingCheckpointError: they differ; the message says how.
         """
-        found = differences(self.config, config.as_dict(), sections=("data", "model"))
-        # The space after data.budget keeps a change of data.budget_unit from being ignored.
-        ignored = ["data.train", "data.evaluation", "data.read_ahead", "data.micro_batches", "data.budget ",
-                   "data.budget_memory", "data.max_tokens", "data.square_weight", "data.weight_exponent"]  # fmt: skip
+        before, now = effective(self.config), effective(config.as_dict())
+        ignored = set(_MAY_CHANGE)
         if "budget" not in (self.config["data"].get("balance"), config.data.balance):  # Samples of a step are the same.
-            ignored += ["data.balance", "data.scope", "data.planner", "data.weight_model"]
-        found = [each for each in found if not each.startswith(tuple(ignored))]
+            ignored |= {"data.balance", "data.scope", "data.planner", "data.weight_model"}
+        found = [
+            str(each) for each in differences(before, now, sections=("data", "model")) if each.key not in ignored
+        ]
         if self.config["run"]["seed"] != config.run.seed:
             found.append(f"run.seed is {config.run.seed}, and was {self.config['run']['seed']}")
         if self.fingerprint != fingerprint:
-            found.append(f"the files of {config.data.train} have changed")
+            found.append(f"the data in {config.data.train} differs from that of the checkpoint")
         if found:
             raise TrainingCheckpointError(f"{path} cannot be resumed: {'; '.join(found)}")
 

@@ -26,6 +26,7 @@ from headway.comm.launchers import adopt_launcher_environment
 from headway.comm.rank_processes import RankFailedError, run_ranks
 from headway.config_files import ConfigError
 from headway.data import DataError
+from headway.embedding import CheckpointError
 from headway.evaluation import LabelQuality
 from headway.hybrid import HybridTables
 from headway.hybrid.config import TRAINING_OUT
@@ -38,9 +39,13 @@ _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on g
 #: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
 _NO_LIMIT_S = 1e9
 
-_ERRORS = (ConfigError, DataError, TrainingCheckpointError, LossError, BatchMemoryError, RankFailedError)
-#: Errors of settings and data, which all ranks have alike: their rank and line do not matter.
-_OF_ALL_RANKS = re.compile(r"rank \d+ failed: (ConfigError|DataError): (.*) \(at [^()]*\)")
+#: Errors of settings, data and checkpoints, and those that name their rank. The rank that failed first, and the line
+#: that raised, say nothing more.
+_TOLD = (ConfigError, DataError, TrainingCheckpointError, CheckpointError, LossError, BatchMemoryError)
+_OF_ALL_RANKS = re.compile(
+    rf"rank \d+ failed: ({'|'.join(each.__name__ for each in _TOLD)}): (.*) \(at [^()]*\)", re.DOTALL
+)
+_REMEDIES = "--resume never trains anew, and moves earlier results aside; --out chooses another folder"
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def main(
         if is_rank and options.ranks:
             raise ConfigError(f"--ranks starts ranks, and this is one of {os.environ.get('WORLD_SIZE')} of a launcher")
         result = _run_as_rank(job, options.backend) if is_rank else _run_here(job, options)
-    except _ERRORS as error:
+    except (*_TOLD, RankFailedError) as error:
         text = " ".join(str(error).split())
         of_all = _OF_ALL_RANKS.fullmatch(text) if isinstance(error, RankFailedError) else None
         print(f"headway train: {text if of_all is None else of_all[2]}", file=sys.stderr)
@@ -162,7 +167,11 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
     trainer = Trainer(job.config, out=job.out, say=say, trace=job.trace)
     if job.resume != "never":
         path = None if job.resume == "auto" else Path(job.resume)
-        if trainer.resume(path) and rank == 0:
+        try:
+            is_resumed = trainer.resume(path)
+        except (TrainingCheckpointError, CheckpointError) as error:
+            raise TrainingCheckpointError(f"{error}; {_REMEDIES}") from error
+        if is_resumed and rank == 0:
             say(f"resumed at step {trainer.step}" + ("" if trainer.num_steps is None else f" of {trainer.num_steps}"))
             if trainer.num_steps is not None and trainer.step >= trainer.num_steps:
                 say("all steps are trained: --resume never, or another --out, trains anew")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from headway.config_files import ConfigError, read_toml
+from headway.config_files import ConfigError, build_config, read_toml
 from headway.data.order import Order
 from headway.data.parquet import OnBadFile, TooLong
 from headway.data.reader import NUM_STREAMS
@@ -430,32 +430,57 @@ class TrainingConfig(HybridConfig):
             )
 
 
+class Difference(NamedTuple):
+    """A setting that two configs have differently, such as ``model.dim``. None: it is not set."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} is {_shown(self.now)}, and was {_shown(self.before)}"
+
+    def between(self, first: str, second: str) -> str:
+        """Formats the difference of two that have the settings at the same time."""
+        return f"{self.key} is {_shown(self.now)} at {second}, and {_shown(self.before)} at {first}"
+
+
 def differences(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    *,
-    sections: Iterable[str],
-    between: tuple[str, str] | None = None,
-) -> list[str]:
-    """Describes the settings of some sections that differ: ``model.dim is 64, and was 32``.
+    before: Mapping[str, Any], now: Mapping[str, Any], *, sections: Iterable[str]
+) -> Iterator[Difference]:
+    """Yields the settings of some sections that differ.
 
     Args:
         before, now: settings by section.
         sections: those that are compared. The section ``""`` has the settings above all sections.
-        between: who has ``before`` and ``now``, as in ``model.dim is 64 at rank 1, and 32 at rank 0``.
     """
-    found = []
     for section in sections:
         one, other = before.get(section, {}), now.get(section, {})
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
-                key = f"{section}.{name}" if section else name
-                if between is None:
-                    found.append(f"{key} is {other.get(name)!r}, and was {one.get(name)!r}")
-                else:
-                    first, second = between
-                    found.append(f"{key} is {other.get(name)!r} at {second}, and {one.get(name)!r} at {first}")
+                yield Difference(f"{section}.{name}" if section else name, one.get(name), other.get(name))
+
+
+def effective(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by section with the sizes that the model has, so that a default equals the same number.
+
+    Args:
+        values: of ``TrainingConfig.as_dict()``, maybe of an older version. Those above all sections are in ``""``.
+    """
+    found: dict[str, Any] = {"": {name: value for name, value in values.items() if not isinstance(value, Mapping)}}
+    found |= {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
+    try:
+        model = build_config(ModelConfig, found.get("model", {}))
+        sizes = model.grm()
+    except ConfigError:  # Another version had other settings. They differ by name.
+        return found
+    found["model"] = {each.name: _plain(getattr(sizes, each.name)) for each in fields(sizes)}
+    found["model"]["tables"] = dict(model.tables)
     return found
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
 
 
 def _default(section: type, name: str) -> Any:

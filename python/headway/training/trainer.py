@@ -49,7 +49,7 @@ from headway.hybrid import HybridTables
 from headway.nn.grm import GRM
 from headway.parallel.balance import BalancedSteps
 from headway.training.checkpoints import Checkpoints, Manifest, set_aside, set_later_aside
-from headway.training.config import TrainingConfig, differences
+from headway.training.config import TrainingConfig, differences, effective
 from headway.training.device_memory import is_out_of_memory
 from headway.training.pipeline import Pipeline, PreparedStep
 from headway.training.progress import (
@@ -130,7 +130,7 @@ class Trainer:
             say=say,
         )
         self.folder = self._input.folder
-        expect_same_training(config, self.folder.fingerprint, self.group)
+        expect_same_training(config, self._input.fingerprints, self.group)
         torch.manual_seed(config.run.seed)  # All ranks draw the same weights.
         self.model: Any = model
         if model is None:
@@ -515,7 +515,8 @@ class Trainer:
             return False
         manifest = Checkpoints.manifest(path)
         manifest.expect_same_training(path, self.config, self.folder.fingerprint)
-        changed = differences(manifest.config, self.config.as_dict(), sections=("data", "model", "optimizer", "run"))
+        before, now = effective(manifest.config), effective(self.config.as_dict())
+        changed = [str(each) for each in differences(before, now, sections=("data", "model", "optimizer", "run"))]
         if changed and self.rank == 0:
             self._say(f"settings that differ from those of {path.name}: {'; '.join(changed)}")
         self._train_step.state.load(path)

@@ -59,6 +59,12 @@ class TrainingInput:
         self.evaluation = self._open(config.data.evaluation) if config.data.evaluation else None
 
     @property
+    def fingerprints(self) -> dict[str, str]:
+        """``ParquetFolder.fingerprint`` of each folder, by its setting."""
+        folders = {"data.train": self.folder, "data.evaluation": self.evaluation}
+        return {key: folder.fingerprint for key, folder in folders.items() if folder is not None}
+
+    @property
     def longest(self) -> int:
         """Most tokens of a sample, unless the model is one's own and samples are not cut."""
         return self._config.model.grm().max_length

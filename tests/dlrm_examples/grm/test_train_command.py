@@ -50,6 +50,24 @@ def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
     assert main([str(config), "--ranks", "-1"]) == 2
 
 
+def test_a_folder_of_another_training_is_refused_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, num_samples in (("a", 40), ("b", 50)):
+        write_log(tmp_path / name / "train", num_samples=num_samples, seed=0)
+        (tmp_path / name / "c.toml").write_text(CONFIG.read_text())
+    options = ["--out", str(tmp_path / "out"), "--ranks", "1", "--set", "run.max_steps=1", "--set", "data.evaluation="]
+    assert main([str(tmp_path / "a/c.toml"), *options]) == 0
+    capsys.readouterr()
+    assert main([str(tmp_path / "b/c.toml"), *options, "--set", "model.dim=16"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"headway train: {tmp_path}/out/checkpoints/step_00000001 cannot be resumed: model.dim is 16, and was 32; the "
+        f"data in {tmp_path}/b/train differs from that of the checkpoint; --resume never trains anew, and moves "
+        "earlier results aside; --out chooses another folder"
+    )
+
+
 def test_sigterm_to_the_command_saves_and_ends_with_0(tmp_path: Path) -> None:
     # The command uses the logs in OUT/generated if generated.toml is there, instead of generating 8,000 samples.
     write_log(tmp_path / "generated/train", num_samples=4000, seed=0)

@@ -195,17 +195,19 @@ def differing(rank: int, send: Callable[[Any], None], *, first: TrainingConfig, 
         ({"run": {"seed": 5}, "checkpoint": {"every": 7}}, r"run\.seed is 5 at rank 1, .*; checkpoint\.every is 7"),
         ({"data": {"square_weight": 0.0}}, r"data\.square_weight is 0\.0 at rank 1, and 0\.01 at rank 0"),
         ({"staleness": 9}, r"staleness is 9 at rank 1, and 4 at rank 0"),
-        (None, "rank 1 has other files in data.train than rank 0"),
+        (None, "rank 1 has other files in data.evaluation than rank 0; rank 1 has other files in data.train"),
     ],
 )
 def test_ranks_with_other_settings_are_refused(
     tmp_path: Path, changes: dict[str, Any] | None, message: str
 ) -> None:
-    first = balanced(make_folder(tmp_path / "log"))
+    values = balanced(make_folder(tmp_path / "log")).as_dict()
+    values["data"]["evaluation"] = values["data"]["train"]
+    first = TrainingConfig.of(values)
     if changes is None:
-        second = balanced(make_folder(tmp_path / "other", 20))
+        other = str(make_folder(tmp_path / "other", 20))
+        second = TrainingConfig.of(values | {"data": values["data"] | {"train": other, "evaluation": other}})
     else:
-        values = first.as_dict()
         for name, of in changes.items():
             values[name] = values[name] | of if isinstance(of, dict) else of
         second = TrainingConfig.of(values)

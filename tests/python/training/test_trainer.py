@@ -229,15 +229,25 @@ def test_what_differs_is_told_at_resume(tmp_path: Path) -> None:
             Trainer(config, model=model, out=out).resume()
         return str(error.value)
 
-    assert "model.num_layers is 3, and was None" in refusal(make_config(folder, model={"num_layers": 3}))
+    assert "model.num_layers is 3, and was 2" in refusal(make_config(folder, model={"num_layers": 3}))
     assert "run.seed is 4, and was 0" in refusal(make_config(folder, run={"seed": 4}))
     assert "data.global_batch is 8, and was 16" in refusal(make_config(folder, data={"global_batch": 8}))
-    assert "the files of" in refusal(make_config(make_folder(tmp_path / "other", 40)))
+    other = make_folder(tmp_path / "other", 40)
+    assert f"the data in {other} differs from that of the checkpoint" in refusal(make_config(other))
     assert "does not fit the model" in refusal_of(make_config(folder), ExactModel())
     dense = out / "checkpoints/step_00000001/dense.pt"
     dense.write_bytes(dense.read_bytes()[:100])
     assert "dense.pt cannot be read" in refusal(make_config(folder))
     assert not Trainer(make_config(folder), out=tmp_path / "none").resume()
+
+
+def test_the_same_size_by_preset_default_or_number_is_no_difference(tmp_path: Path) -> None:
+    folder, out, lines = make_folder(tmp_path / "log"), tmp_path / "out", []
+    Trainer(make_config(folder, run={"max_steps": 1}), out=out, say=lines.append).run()
+    same = {"num_layers": 2, "embedding_dim": 2, "dimension_factor": 2, "preset": "grm_4g",
+            "recompute": "norm_and_gate", "expert_hidden": 64}  # fmt: skip
+    assert Trainer(make_config(folder, run={"max_steps": 1}, model=same), out=out, say=lines.append).resume()
+    assert not any("settings that differ" in line for line in lines)
 
 
 def test_settings_of_the_optimizer_may_change_at_resume(tmp_path: Path) -> None:

@@ -115,7 +115,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_differences_name_both_values() -> None:
     one: dict[str, Any] = {"model": {"dim": 32, "given": {}}, "run": {"seed": 1}}
     other: dict[str, Any] = {"model": {"dim": 64, "given": {}}, "run": {"seed": 2}}
-    assert differences(one, other, sections=["model"]) == ["model.dim is 64, and was 32"]
+    (found,) = differences(one, other, sections=["model"])
+    assert found == ("model.dim", 32, 64) and str(found) == "model.dim is 64, and was 32"
+    assert found.between("rank 0", "rank 2") == "model.dim is 64 at rank 2, and 32 at rank 0"
+    (unset,) = differences({"data": {"global_batch": 4}}, {"data": {}}, sections=["data"])
+    assert str(unset) == "data.global_batch is not set, and was 4"
 
 
 @pytest.mark.parametrize("text", ["5", "5:5", "a:b", ":3", "3:", "-1:4"])
