@@ -99,6 +99,7 @@ class ReadOptions(TypedDict, total=False):
         chunk_rows: rows that a stream decodes at a time. It holds up to two such parts.
         num_threads: threads that decode files and join rows to batches.
         pin_memory: copy batches to pinned memory, for asynchronous copies to a GPU.
+        allow_idle_ranks: there may be fewer rows than ranks. Some ranks then have empty batches alone.
     """
 
     micro_batches: int
@@ -112,6 +113,7 @@ class ReadOptions(TypedDict, total=False):
     chunk_rows: int
     num_threads: int
     pin_memory: bool
+    allow_idle_ranks: bool
 
 
 class ReadAhead:
@@ -132,13 +134,15 @@ class ReadAhead:
         chunk_rows: int = 64,
         num_threads: int = 4,
         pin_memory: bool = False,
+        allow_idle_ranks: bool = False,
     ) -> None:
         if num_ranks > num_streams:
             raise ValueError(f"{num_ranks} ranks need as many streams, and num_streams is {num_streams}")
         if min(micro_batches, read_ahead, chunk_rows, num_threads) < 1:
             raise ValueError("micro_batches, read_ahead, chunk_rows and num_threads are at least 1")
-        if num_ranks > folder.num_rows:
-            raise ValueError(f"{num_ranks} ranks share {folder.num_rows} samples: use fewer ranks")
+        if num_ranks > folder.num_rows and not allow_idle_ranks:
+            samples = "1 sample" if folder.num_rows == 1 else f"{folder.num_rows} samples"
+            raise ValueError(f"{num_ranks} ranks share {samples} of {folder.folder}: use fewer ranks")
         self.folder = folder
         self._micro_batches, self._rank, self._num_ranks, self._seed = micro_batches, rank, num_ranks, seed
         self._start, self._epochs, self._num_streams = start, epochs, num_streams

@@ -8,10 +8,11 @@ passes SIGTERM on to them: they save a checkpoint and end.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,12 @@ from headway.embedding import CheckpointError
 from headway.evaluation import LabelQuality
 from headway.hybrid import HybridTables
 from headway.hybrid.config import TRAINING_OUT
+from headway.training.checkpoints import Checkpoints
 from headway.training.config import TrainingConfig
-from headway.training.progress import TrainingResult
+from headway.training.progress import TrainingResult, counted
 from headway.training.train_step import LossError
 from headway.training.trainer import BatchMemoryError, Trainer, format_ranks
+from headway.training.training_input import TrainingInput
 
 _DESCRIPTION = "trains a generative recommender; without CONFIG a small one on generated logs"
 #: A run may take weeks. A rank that hangs ends by the timeout of its exchanges.
@@ -41,7 +44,8 @@ _NO_LIMIT_S = 1e9
 
 #: Errors of settings, data and checkpoints, and those that name their rank. The rank that failed first, and the line
 #: that raised, say nothing more.
-_TOLD = (ConfigError, DataError, TrainingCheckpointError, CheckpointError, LossError, BatchMemoryError)
+_TOLD = (ConfigError, DataError, TrainingCheckpointError, CheckpointError, LossError, BatchMemoryError,
+         ImportError)  # fmt: skip
 _OF_ALL_RANKS = re.compile(
     rf"rank \d+ failed: ({'|'.join(each.__name__ for each in _TOLD)}): (.*) \(at [^()]*\)", re.DOTALL
 )
@@ -63,6 +67,14 @@ class Job:
     out: Path
     resume: str
     trace: range | None = None
+
+    def checkpoint(self) -> Path | None:
+        """Returns the checkpoint from which the training goes on; None: it begins."""
+        if self.resume == "never":
+            return None
+        if self.resume != "auto":
+            return Path(self.resume)
+        return Checkpoints(self.out / "checkpoints", keep=0, group=None).latest()
 
 
 def main(
@@ -145,6 +157,7 @@ def _run_as_rank(job: Job, backend: str) -> TrainingResult | None:
 def _run_here(job: Job, options: argparse.Namespace) -> TrainingResult:
     uses_cuda = job.config.run.device != "cpu" and torch.cuda.device_count() > 0
     num_ranks = options.ranks or (torch.cuda.device_count() if uses_cuda else 4)
+    expect_trainable(job, num_ranks)
     return run_ranks(
         partial(train, job=job),
         num_ranks=num_ranks,
@@ -153,6 +166,30 @@ def _run_here(job: Job, options: argparse.Namespace) -> TrainingResult:
         on_message=print,
         passes_sigterm=True,
     )
+
+
+def expect_trainable(job: Job, num_ranks: int) -> None:
+    """Checks data and checkpoint before ranks start, so that an error comes at once, and once.
+
+    Raises:
+        DataError, ConfigError: the data cannot be read, or not by so many ranks.
+        TrainingCheckpointError: the checkpoint is of another training.
+    """
+    opened = TrainingInput(
+        job.config, has_own_model=False, rank=0, num_ranks=num_ranks, pin_memory=False, say=lambda line: None
+    )
+    path = job.checkpoint()
+    if path is not None:
+        with _with_remedies():
+            Checkpoints.manifest(path).expect_same_training(path, job.config, opened.folder.fingerprint)
+
+
+@contextlib.contextmanager
+def _with_remedies() -> Iterator[None]:
+    try:
+        yield
+    except (TrainingCheckpointError, CheckpointError) as error:
+        raise TrainingCheckpointError(f"{error}; {_REMEDIES}") from error
 
 
 def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
@@ -165,21 +202,16 @@ def train(rank: int, say: Callable[[str], None], *, job: Job) -> TrainingResult:
     """
     os.environ.setdefault("LOCAL_RANK", str(rank))
     trainer = Trainer(job.config, out=job.out, say=say, trace=job.trace)
-    if job.resume != "never":
-        path = None if job.resume == "auto" else Path(job.resume)
-        try:
-            is_resumed = trainer.resume(path)
-        except (TrainingCheckpointError, CheckpointError) as error:
-            raise TrainingCheckpointError(f"{error}; {_REMEDIES}") from error
-        if is_resumed and rank == 0:
+    if (path := job.checkpoint()) is not None:
+        with _with_remedies():
+            trainer.resume(path)
+        if rank == 0:
             say(f"resumed at step {trainer.step}" + ("" if trainer.num_steps is None else f" of {trainer.num_steps}"))
             if trainer.num_steps is not None and trainer.step >= trainer.num_steps:
                 say("all steps are trained: --resume never, or another --out, trains anew")
     if rank == 0:
-        say(
-            f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {trainer.folder.num_rows:,} samples, "
-            + _describe_steps(trainer)
-        )
+        samples = counted(trainer.folder.num_rows, "sample")
+        say(f"{format_ranks(trainer.num_ranks)} on {trainer.device.type}: {samples}, {_describe_steps(trainer)}")
     try:
         return trainer.run()
     finally:
@@ -195,7 +227,8 @@ def _describe_steps(trainer: Trainer) -> str:
         return (
             f"batches of up to {data.budget:,} {unit}" if data.budget else f"batches of a number of {unit} to measure"
         )
-    return f"{trainer.num_steps:,} steps of {data.global_batch}"
+    assert trainer.num_steps is not None
+    return f"{counted(trainer.num_steps, 'step')} of {data.global_batch}"
 
 
 def format_result(result: TrainingResult) -> str:

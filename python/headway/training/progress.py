@@ -28,6 +28,11 @@ from headway.parallel.balance import Spread
 from headway.training.trained_tables import TrainedTables
 
 
+def counted(number: int, noun: str) -> str:
+    """Formats a number of things: ``1 sample``, ``8,000 samples``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """State and speed of a training since the last line.
@@ -101,7 +106,7 @@ class Progress:
             parts.append(f"collisions {100 * self.collision_share:.1f}%")
         parts.append(f"{self.rows:,} rows")
         if self.truncated:
-            parts.append(f"{self.truncated:,} samples truncated")
+            parts.append(f"{counted(self.truncated, 'sample')} truncated")
         return f"step {self.step}{of_steps}, epoch {self.epoch}: loss of {losses}; {', '.join(parts)}"
 
 

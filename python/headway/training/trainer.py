@@ -41,6 +41,7 @@ from torch.profiler import record_function
 from headway import hybrid
 from headway.config_files import ConfigError
 from headway.data.budget_reader import BudgetReader
+from headway.data.parquet import DataError
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
 from headway.embedding import HashTableCollection
@@ -57,6 +58,7 @@ from headway.training.progress import (
     TrainingResult,
     Window,
     balance_of,
+    counted,
     exchange_seconds,
     figures_of,
     gather,
@@ -253,10 +255,14 @@ class Trainer:
                 losses = progress.losses
                 self._report(progress)
             checkpoint = self._saved() or (self.save() if self._checkpoints is not None else None)
-            quality = {} if self._is_stopped or not self.config.data.evaluation else self.evaluate()
-            self._report_quality(quality)
+            report = self._write_report()  # An error of the evaluation does not take it.
+            quality: dict[str, LabelQuality] = {}
+            if self.config.data.evaluation and not self._is_stopped:
+                quality = self._evaluate_saved(checkpoint)
+                self._report_quality(quality)
+                report = report and self._write_report()
         return TrainingResult(
-            report=self._write_report(),
+            report=report,
             step=self.step,
             losses=losses,
             quality=quality,
@@ -301,6 +307,14 @@ class Trainer:
             autocast=self._train_step.autocast(),
         )
         return scores.quality(self.group)
+
+    def _evaluate_saved(self, checkpoint: Path | None) -> dict[str, LabelQuality]:
+        """Evaluates after a training that was saved in ``checkpoint``."""
+        try:
+            return self.evaluate()
+        except DataError as error:
+            place = "" if checkpoint is None else f"; step {self.step} is saved in {checkpoint}"
+            raise DataError(f"evaluation: {error}{place}") from error
 
     # Steps
 
@@ -631,13 +645,13 @@ def _describe_batches(step: StepBatch) -> str:
     largest = max(of_batches, key=lambda lengths: int(lengths.sum()))
     longest = ", ".join(f"{length:,}" for length in largest.sort(descending=True).values[:_LENGTHS_TO_NAME].tolist())
     return (
-        f"no memory for {len(largest)} samples of {int(largest.sum()):,} tokens, the longest of {longest}: lower "
-        "data.budget or data.global_batch, or raise data.micro_batches"
+        f"no memory for {counted(len(largest), 'sample')} of {counted(int(largest.sum()), 'token')}, the longest of "
+        f"{longest}: lower data.budget or data.global_batch, or raise data.micro_batches"
     )
 
 
 def format_ranks(num_ranks: int) -> str:
-    return "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    return counted(num_ranks, "rank")
 
 
 def _device(name: str) -> torch.device:

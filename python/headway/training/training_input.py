@@ -32,7 +32,7 @@ class TrainingInput:
 
     Raises:
         DataError: a folder cannot be read.
-        ConfigError: a sample may have more tokens than a micro-batch.
+        ConfigError: a sample may have more tokens than a micro-batch, or there are fewer samples than ranks.
     """
 
     def __init__(
@@ -55,8 +55,11 @@ class TrainingInput:
                 "(model.max_length)"
             )
         self.folder = self._open(config.data.train)
-        # Opened now: an error in it should not come after the training.
+        # Opened now, and its reader made: an error in it should not come after the training.
         self.evaluation = self._open(config.data.evaluation) if config.data.evaluation else None
+        self._reader(self.folder)
+        if self.evaluation is not None:
+            self.evaluation_reader()
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -96,14 +99,14 @@ class TrainingInput:
             )
 
     def evaluation_reader(self) -> BatchReader:
-        """Returns a reader of the evaluation samples of this rank, in the order of time.
+        """Returns a reader of the evaluation samples of this rank, in the order of time. There may be none.
 
         Raises:
             ValueError: the training has no evaluation data.
         """
         if self.evaluation is None:
             raise ValueError("there is no evaluation data: set data.evaluation")
-        return self._reader(self.evaluation, order="time", micro_batches=1)
+        return self._reader(self.evaluation, order="time", micro_batches=1, allow_idle_ranks=True)
 
     def _open(self, path: str) -> ParquetFolder:
         data = self._config.data

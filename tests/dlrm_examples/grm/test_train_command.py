@@ -50,6 +50,34 @@ def test_a_wrong_setting_or_folder_is_one_line(tmp_path: Path, capsys: pytest.Ca
     assert main([str(config), "--ranks", "-1"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ("data.events=['item', 'topic']", 2, "4 ranks share 3 samples of FOLDER/train: use fewer ranks"),
+        ("data.events=['item', 'shop']", 1, "FOLDER/train/log.parquet has no column shop; it has"),
+        ("data.evaluation=nothing", 1, "there is no folder "),
+    ],
+)
+def test_data_is_checked_before_ranks_start(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    status: int,
+    message: str,
+) -> None:
+    def start(*arguments: object, **options: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr("headway.training.command_line.run_ranks", start)
+    write_log(tmp_path / "train", num_samples=3, seed=0)
+    (tmp_path / "c.toml").write_text(CONFIG.read_text())
+    options = ["--out", str(tmp_path / "out"), "--set", "data.evaluation=", "--set", change]
+    assert main([str(tmp_path / "c.toml"), *options]) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.replace("FOLDER", str(tmp_path)) in line
+
+
 def test_a_folder_of_another_training_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

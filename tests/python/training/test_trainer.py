@@ -23,6 +23,7 @@ from headway.comm.rank_processes import RankFailedError
 from headway.data import DataError
 from headway.training import ConfigError, Trainer
 from headway.training.trainer import LossError
+from parquet_samples import make_rows, write_folder
 from training_cases import ExactModel, Run, make_config, make_folder, most_difference, same_bits, train
 
 
@@ -300,6 +301,25 @@ def test_evaluation_has_the_same_value_on_any_number_of_ranks(tmp_path: Path) ->
     assert other["click"].auc == pytest.approx(alone["click"].auc, abs=2e-3)
 
 
+def test_an_evaluation_may_have_fewer_samples_than_ranks(tmp_path: Path) -> None:
+    few = make_folder(tmp_path / "few", 1, targets=5)
+    config = make_config(make_folder(tmp_path / "log"), data={"evaluation": str(few)}, run={"max_steps": 1})
+    (found,) = train(2, Run(config=config))
+    assert found["result"].quality["click"].num_targets == 5
+
+
+def test_a_bad_sample_of_the_evaluation_leaves_checkpoint_and_report(tmp_path: Path) -> None:
+    rows = make_rows(8)
+    rows["click"][5][0] = 2
+    bad = write_folder(tmp_path / "bad", rows, row_group=4)
+    config = make_config(make_folder(tmp_path / "log"), data={"evaluation": str(bad)}, run={"max_steps": 1})
+    out = tmp_path / "out"
+    message = r"evaluation: .*bad/part-0.parquet, row group 1, row 1: label click is 2, not 0 or 1; step 1 is saved in"
+    with pytest.raises(DataError, match=message):
+        Trainer(config, out=out, say=lambda line: None).run()
+    assert steps_in(out / "checkpoints") == [1] and "Step 1 of 1" in (out / "report.html").read_text()
+
+
 class Wrong(ExactModel):
     """A model with one mistake: in the names of its losses, or in label, size or sign of its predictions."""
 
@@ -350,9 +370,9 @@ def test_a_model_without_a_method_or_ranks_without_a_group_are_told(
 
 
 def test_what_cannot_be_trained_is_told(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "log", 3)
-    with pytest.raises(RankFailedError, match="4 ranks share 3 samples"):
-        train(4, Run(config=make_config(folder)))
+    folder = make_folder(tmp_path / "log", 1)
+    with pytest.raises(RankFailedError, match=r"2 ranks share 1 sample of .*log: use fewer ranks"):
+        train(2, Run(config=make_config(folder)))
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"run\.device is cuda, and torch finds no GPU"):
             Trainer(make_config(folder, run={"device": "cuda"}))
