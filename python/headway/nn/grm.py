@@ -39,6 +39,11 @@ from headway.nn.row_padding import pad_rows, padded_rows
 from headway.nn.token_encoder import TokenEncoder
 
 
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GRMConfig:
     """Sizes of a model.
@@ -78,6 +83,19 @@ class GRMConfig:
     recompute: Recompute = "norm_and_gate"
     wide: bool = False
     deep: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the sizes; ValueError names the first that is wrong."""
+        for name in ("dim", "num_layers", "num_heads", "head_dim", "max_length", "embedding_dim", "num_experts",
+                     "expert_hidden"):  # fmt: skip
+            _expect(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        _expect(
+            1 <= self.top_k <= self.num_experts,
+            f"top_k must be from 1 to num_experts, which is {self.num_experts}, not {self.top_k}",
+        )
+        _expect(all(columns >= 1 for columns in self.deep), f"deep must have numbers from 1, not {list(self.deep)}")
+        _expect(self.num_time_buckets >= 0, f"num_time_buckets must be at least 0, not {self.num_time_buckets}")
+        _expect(0 <= self.dropout < 1, f"dropout must be from 0 to below 1, not {self.dropout}")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GRMConfig:
@@ -151,7 +169,7 @@ class GRM(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.schema = config, schema
-        self._chains = _chains(schema.labels, config.given)
+        self._chains = label_chains(schema.labels, config.given)
         self.encoder = TokenEncoder(
             schema,
             dim=config.dim,
@@ -296,10 +314,13 @@ class WideAndDeep(nn.Module):
         return out
 
 
-def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:
+def label_chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[str]]:
     """Returns for each label itself and the labels that it depends on.
 
     Example: buy -> click gives {"click": ["click"], "buy": ["buy", "click"]}.
+
+    Raises:
+        ValueError: ``given`` names no label, or labels depend on each other in a circle.
     """
     for name in (*given, *given.values()):
         if name not in labels:
@@ -309,7 +330,7 @@ def _chains(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, list[s
         chain = [label]
         while (before := given.get(chain[-1])) is not None:
             if before in chain:
-                raise ValueError(f"labels are given each other in a circle: {' -> '.join([*chain, before])}")
+                raise ValueError(f"given has labels in a circle: {' -> '.join([*chain, before])}")
             chain.append(before)
         chains[label] = chain
     return chains

@@ -246,7 +246,7 @@ def format_result(result: TrainingResult) -> str:
 def format_quality(quality: Mapping[str, LabelQuality]) -> str:
     """Formats metrics by label as a table. GAUC is weighted by impressions."""
     rows: list[tuple[str, ...]] = [
-        ("label", "AUC", "GAUC", "by clicks", "unweighted", "entropy", "targets", "positive")
+        ("label", "AUC", "GAUC", "by clicks", "unweighted", "normalized entropy", "targets", "positive")
     ]
     for name, of_label in quality.items():
         metrics = (

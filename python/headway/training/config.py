@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -21,10 +21,12 @@ from headway.data.schema import SampleSchema
 from headway.embedding import Adagrad, Adam, Optimizer, RowWiseAdagrad, RowWiseAdam, Sgd
 from headway.hybrid.config import CheckpointsConfig, HybridConfig, Mode
 from headway.nn.config import Recompute
-from headway.nn.grm import GRMConfig
+from headway.nn.grm import GRMConfig, label_chains
 from headway.parallel.balance.plan import BalancePlan, Planner
 
 DEFAULT_BATCH = 64
+#: Settings above all sections, and sections, that mode ``local`` does not use.
+_OF_SERVERS = {each.name for each in fields(HybridConfig)} - {"mode"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,7 @@ class ModelConfig:
         """Returns the sizes.
 
         Raises:
-            ConfigError: there is no such preset.
+            ConfigError: there is no such preset, or a size is out of range.
         """
         names = {each.name for each in fields(GRMConfig)} & {each.name for each in fields(self)} - {"given"}
         changes = {name: value for name in sorted(names) if (value := getattr(self, name)) is not None}
@@ -159,7 +161,16 @@ class ModelConfig:
         except ValueError as error:
             raise ConfigError(f"[model]: {error}") from error
         embedding_dim = changes.pop("embedding_dim", base.embedding_dim) * self.dimension_factor
-        return replace(base, **changes, embedding_dim=embedding_dim, given=dict(self.given))
+        try:
+            return replace(base, **changes, embedding_dim=embedding_dim, given=dict(self.given))
+        except ValueError as error:
+            raise ConfigError(f"model.{error}") from error
+
+    def default_of(self, name: str) -> tuple[Any, str]:
+        """Returns the value of a size that is not set, and its source as text."""
+        sizes = self.grm()
+        value = sizes.embedding_dim // self.dimension_factor if name == "embedding_dim" else getattr(sizes, name)
+        return _plain(value), f"preset {self.preset}" if self.preset else "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +279,7 @@ class TrainingConfig(HybridConfig):
         Args:
             path: the file. Folders in it are relative to it.
             changes: settings such as ``optimizer.lr=0.01``, which replace those of the file. Values are TOML, or text.
+                Folders in them are relative to the current folder.
         Raises:
             ConfigError: the file cannot be read, or a setting is wrong. The message names file and key.
         """
@@ -275,6 +287,9 @@ class TrainingConfig(HybridConfig):
         values = read_toml(path)
         for change in changes:
             _apply(values, change)
+            for name in ("train", "evaluation"):
+                if change.partition("=")[0].strip() == f"data.{name}" and (folder := values["data"][name]):
+                    values["data"][name] = str(Path(str(folder)).resolve())
         try:
             config = cls.of(values)
         except ConfigError as error:
@@ -306,10 +321,16 @@ class TrainingConfig(HybridConfig):
         return plain
 
     def toml(self) -> str:
-        """Returns the text of a file with all settings; those without a value are comments."""
+        """Returns the text of a file with all settings.
+
+        Sizes of the model that are not set are comments with their value. With mode ``local`` settings of parameter
+        servers are left out unless they are set.
+        """
         lines = []
         for section in fields(self):
             part = getattr(self, section.name)
+            if self.mode == "local" and section.name in _OF_SERVERS and part == _default(type(self), section.name):
+                continue
             if not is_dataclass(part):
                 lines.append(f"{section.name} = {json.dumps(part)}")
                 continue
@@ -320,30 +341,57 @@ class TrainingConfig(HybridConfig):
                     inner = ", ".join(f"{json.dumps(name)} = {json.dumps(of)}" for name, of in value.items())
                     lines.append(f"{each.name} = {{{inner}}}")
                 else:
-                    lines.append(f"# {each.name} is not set" if value is None else f"{each.name} = {json.dumps(value)}")
+                    lines.append(self._line(part, each.name, value))
         return "\n".join(lines) + "\n"
+
+    def _line(self, part: Any, name: str, value: Any) -> str:
+        if value is not None:
+            return f"{name} = {json.dumps(value)}"
+        if part is not self.model:
+            return f"# {name} is not set"
+        size, source = self.model.default_of(name)
+        return f"# {name} = {json.dumps(size)} ({source})"
 
     def _check(self) -> None:
         self.data.schema()
         self._check_balance()
         self._check_mode()
-        self.model.grm()
-        for name in (*self.model.given, *self.model.given.values()):
-            if name not in self.data.labels:
-                raise ConfigError(
-                    f"model.given names {name}, which is none of the labels {', '.join(self.data.labels)}"
-                )
+        self._check_model()
         limits = {
             1: ("data.micro_batches", "data.num_streams", "data.read_ahead", "run.epochs",
                 "run.log_every", "model.dimension_factor"),
             0: ("optimizer.clip_norm", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.lr",
-                "optimizer.table_lr", "run.max_steps", "run.steps_ahead", "checkpoint.every", "checkpoint.keep",
-                "data.square_weight", "data.weight_exponent", "data.max_tokens"),
+                "optimizer.table_lr", "run.max_steps", "run.seed", "run.steps_ahead", "checkpoint.every",
+                "checkpoint.keep", "data.square_weight", "data.weight_exponent", "data.max_tokens"),
         }  # fmt: skip
         for least, keys in limits.items():
             for key in keys:
                 section, name = key.split(".")
                 _expect_from(least, key, getattr(getattr(self, section), name))
+        if self.run.seed >= 1 << 63:
+            raise ConfigError(f"run.seed must be below 2^63, not {self.run.seed}")
+        if not all(0 <= beta < 1 for beta in self.optimizer.betas):
+            raise ConfigError(f"optimizer.betas must be from 0 to below 1, not {list(self.optimizer.betas)}")
+
+    def _check_model(self) -> None:
+        sizes = self.model.grm()
+        try:
+            label_chains(self.data.labels, self.model.given)
+        except ValueError as error:
+            raise ConfigError(f"model.{error}") from error
+        features = (*self.data.context, *self.data.events, *self.data.actions)
+        for name, table in self.model.tables.items():
+            if name not in features or not table:
+                raise ConfigError(
+                    f"model.tables has the table {table!r} for {name}; it has names of tables for some of the features "
+                    f"{', '.join(features)}"
+                )
+        least = len(self.data.context) + 1
+        if sizes.max_length < least:
+            raise ConfigError(
+                f"model.max_length must be at least {least} for the {least - 1} features of data.context and a target, "
+                f"not {sizes.max_length}"
+            )
 
     def _check_mode(self) -> None:
         """Refuses what tables on parameter servers cannot do."""
@@ -484,7 +532,8 @@ def _shown(value: Any) -> str:
 
 
 def _default(section: type, name: str) -> Any:
-    return next(each.default for each in fields(section) if each.name == name)
+    (found,) = (each for each in fields(section) if each.name == name)
+    return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def _expect_from(least: int, key: str, value: float) -> None:

@@ -289,7 +289,7 @@ def test_presets_have_the_published_operations() -> None:
 def test_wrong_settings_are_refused(batches: list[SampleBatch]) -> None:
     with pytest.raises(ValueError, match="given names like"):
         make_model(replace(CONFIG, given={"buy": "like"}))
-    with pytest.raises(ValueError, match="in a circle: click -> buy -> click"):
+    with pytest.raises(ValueError, match="given has labels in a circle: click -> buy -> click"):
         make_model(replace(CONFIG, given={"buy": "click", "click": "buy"}))
     with pytest.raises(ValueError, match=r"a sample has \d+ tokens, and max_length is 3"):
         make_model(replace(CONFIG, max_length=3))(batches[0])

@@ -48,7 +48,30 @@ def test_all_settings_are_printed_as_a_file_that_can_be_read(path: Path, tmp_pat
     printed = tmp_path / "printed.toml"
     printed.write_text(config.toml())
     assert TrainingConfig.load(printed) == config
-    assert "# dim is not set" not in config.toml() and "# num_layers is not set" in config.toml()
+    lines = config.toml().splitlines()
+    assert "dim = 128" in lines and "# num_layers = 2 (default)" in lines and "# deep = [] (default)" in lines
+    of_preset = TrainingConfig.load(path, ["model.preset=grm_110g", "model.dimension_factor=2"]).toml().splitlines()
+    assert "# num_layers = 22 (preset grm_110g)" in of_preset and "# embedding_dim = 64 (preset grm_110g)" in of_preset
+
+
+def test_settings_of_servers_are_printed_where_they_are_used_or_set(path: Path, tmp_path: Path) -> None:
+    assert TrainingConfig.load(path).toml().startswith('mode = "local"\n\n[data]\n')
+    printed = TrainingConfig.load(path, ["servers.threads=3", "staleness=7"])
+    assert "staleness = 7\n" in printed.toml() and "[servers]" in printed.toml() and "[workers]" not in printed.toml()
+    (tmp_path / "printed.toml").write_text(printed.toml())
+    assert TrainingConfig.load(tmp_path / "printed.toml") == printed
+    assert "[workers]" in TrainingConfig.load(path, ["mode=hybrid"]).toml()
+
+
+def test_folders_of_a_change_are_relative_to_the_current_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = TrainingConfig.load(path, ["data.evaluation=day"])
+    assert config.data.train == str(tmp_path / "log/train") and config.data.evaluation == str(here / "day")
+    assert TrainingConfig.load(path, ["data.evaluation="]).data.evaluation == ""
 
 
 def test_changes_replace_values_of_the_file(path: Path) -> None:
@@ -92,6 +115,22 @@ def test_tables_have_the_optimizer_of_the_file(path: Path, name: str) -> None:
         ("model.preset=grm_1g", r"\[model\]: there is no preset grm_1g, only grm_4g, grm_110g"),
         ("model.given.buy.x=1", "model.given.buy.x: buy is a value, not a section"),
         ("model.given.buy=like", "model.given names like, which is none of the labels click, buy"),
+        ("model.given={click='click'}", "model.given has labels in a circle: click -> click"),
+        ("model.dim=-1", "model.dim must be at least 1, not -1"),
+        ("model.head_dim=0", "model.head_dim must be at least 1, not 0"),
+        ("model.num_layers=0", "model.num_layers must be at least 1, not 0"),
+        ("model.embedding_dim=-3", "model.embedding_dim must be at least 1, not -3"),
+        ("model.top_k=9", "model.top_k must be from 1 to num_experts, which is 4, not 9"),
+        ("model.top_k=0", "model.top_k must be from 1"),
+        ("model.deep=[8, -1]", r"model.deep must have numbers from 1, not \[8, -1\]"),
+        ("model.dropout=1.0", "model.dropout must be from 0 to below 1, not 1.0"),
+        ("model.num_time_buckets=-1", "model.num_time_buckets must be at least 0, not -1"),
+        ("model.max_length=1", "model.max_length must be at least 2 for the 1 features of data.context and a target"),
+        ("model.tables={itme='a'}", "model.tables has the table 'a' for itme; .* features user, item"),
+        ("model.tables={item=''}", "model.tables has the table '' for item"),
+        ("run.seed=-1", "run.seed must be a finite number from 0, not -1"),
+        (f"run.seed={1 << 63}", "run.seed must be below 2\\^63"),
+        ("optimizer.betas=[1.5, 0.9]", r"optimizer.betas must be from 0 to below 1, not \[1.5, 0.9\]"),
         ("optimizer", "a change of a setting is NAME.NAME=VALUE, not 'optimizer'"),
     ],
 )
