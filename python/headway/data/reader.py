@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -296,16 +297,16 @@ class _Streams:
 def _split(slices: list[Slice], parts: int) -> Iterator[list[Slice]]:
     """Divides rows into ``parts`` lists whose lengths differ by at most 1."""
     num_rows = sum(each.end - each.begin for each in slices)
-    rest, used = list(slices), 0
+    rest, used = deque(slices), 0
     for part in range(parts):
         wanted = num_rows * (part + 1) // parts - used
         used += wanted
         taken: list[Slice] = []
         while wanted > 0:
-            first = rest.pop(0)
+            first = rest.popleft()
             size = min(wanted, first.end - first.begin)
             taken.append(Slice(first.chunk, first.begin, first.begin + size))
             if first.begin + size < first.end:
-                rest.insert(0, Slice(first.chunk, first.begin + size, first.end))
+                rest.appendleft(Slice(first.chunk, first.begin + size, first.end))
             wanted -= size
         yield taken

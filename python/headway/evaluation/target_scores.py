@@ -11,14 +11,16 @@ Complexity: on each rank after the gathering, 16 bytes per target and label (sco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from headway.evaluation.auc import Weights, auc, gauc, normalized_entropy
+from headway.evaluation.auc import UserAucs, Weights, auc, normalized_entropy, user_aucs
+
+T = TypeVar("T")
 
 
 class LabelQuality(NamedTuple):
@@ -91,9 +93,9 @@ def _join(name: str, parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def _quality(scores: Any, labels: Any, users: Any) -> LabelQuality:
     reasons: list[str] = []
 
-    def value(function: Any, *arguments: Any, **options: Any) -> float | None:
+    def value(function: Callable[..., T], *arguments: Any) -> T | None:
         try:
-            return float(function(*arguments, **options))
+            return function(*arguments)
         except ValueError as error:
             reasons.append(str(error))
             return None
@@ -104,14 +106,16 @@ def _quality(scores: Any, labels: Any, users: Any) -> LabelQuality:
     if len(scores) == 0:
         return LabelQuality(None, None, None, None, None, 0, 0, reasons[0])
 
-    def of_users(weights: Weights) -> float | None:
-        return value(gauc, scores, labels, users, weights=weights) if has_users else None
+    of_users: UserAucs | None = value(user_aucs, scores, labels, users) if has_users else None
+
+    def mean(weights: Weights) -> float | None:
+        return None if of_users is None else of_users.mean(weights)
 
     return LabelQuality(
         auc=value(auc, scores, labels),
-        gauc=of_users("impressions"),
-        gauc_by_clicks=of_users("clicks"),
-        gauc_unweighted=of_users("none"),
+        gauc=mean("impressions"),
+        gauc_by_clicks=mean("clicks"),
+        gauc_unweighted=mean("none"),
         normalized_entropy=value(normalized_entropy, scores, labels),
         num_targets=len(labels),
         num_positive=int(labels.sum()),

@@ -44,7 +44,7 @@ def score_targets(
                 batch = host_batch.to(device)
                 found = model.predict(batch)
                 for label in labels:
-                    _expect_predictions(found, label, batch.num_targets)
+                    _expect_predictions(found, label, batch)
                 users = batch.context[user].repeat_interleave(batch.target_lengths) if user else None
                 scores.add(found, batch.labels, users)
     finally:
@@ -52,12 +52,19 @@ def score_targets(
     return scores
 
 
-def _expect_predictions(found: Mapping[str, Tensor], label: str, num_targets: int) -> None:
+def _expect_predictions(found: Mapping[str, Tensor], label: str, batch: SampleBatch) -> None:
+    num_targets = batch.num_targets
     if label not in found:
         raise ValueError(f"predict() returned nothing for the label {label}, only {', '.join(found)}")
     if found[label].shape != (num_targets,):
         raise ValueError(
             f"predict() returned {tuple(found[label].shape)} for {label}, and the batch has {num_targets} targets"
         )
-    if bool((found[label] > 0).any()):
-        raise ValueError(f"predict() returned a value above 0 for {label}: it returns log-probabilities")
+    is_wrong = ~(found[label] <= 0)  # NaN is wrong, too.
+    if bool(is_wrong.any()):
+        target = int(is_wrong.nonzero()[0])
+        sample = int(batch.sample_ids.repeat_interleave(batch.target_lengths.to(batch.sample_ids.device))[target])
+        raise ValueError(
+            f"predict() returned {found[label][target].item():g} for {label} of sample {sample}: it returns "
+            "log-probabilities, which are at most 0"
+        )

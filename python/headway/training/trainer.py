@@ -635,7 +635,14 @@ class Trainer:
         if self.rank == 0 and self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(dict(row)) + "\n")
+                file.write(json.dumps(_of_json(row), allow_nan=False) + "\n")
+
+
+def _of_json(value: Any) -> Any:
+    """Returns a value as JSON has it: numbers that are not finite are None."""
+    if isinstance(value, Mapping):
+        return {name: _of_json(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _describe_batches(step: StepBatch) -> str:

@@ -94,6 +94,11 @@ def test_normalized_entropy_is_that_of_its_definition() -> None:
     assert normalized_entropy(np.full(4, np.log(0.5)), labels) == pytest.approx(1)
     with pytest.raises(ValueError, match="one class"):
         normalized_entropy(log_p, np.ones(4))
+    assert np.isfinite(normalized_entropy(np.array([-1, -np.inf, -1, -1]), labels))  # A negative may have 0.
+    with pytest.raises(ValueError, match="the cross entropy is infinite"):
+        normalized_entropy(np.array([-np.inf, -1, -1, -1]), labels)
+    with pytest.raises(ValueError, match="score 2 is not a number"):
+        normalized_entropy(np.array([-1, -1, np.nan, -1]), labels)
 
 
 def scores_of(rows: npt.NDArray[np.int64], *, users: bool = True) -> TargetScores:
@@ -131,3 +136,9 @@ def test_a_metric_that_is_not_defined_has_a_reason() -> None:
     one_class.add({"click": torch.zeros(3) - 1}, {"click": torch.ones(3)}, torch.arange(3))
     assert one_class.quality()["click"].auc is None
     assert "all labels are of one class" in (one_class.quality()["click"].reason or "")
+    certain = TargetScores(["click"])
+    certain.add({"click": torch.tensor([-torch.inf, -1.0])}, {"click": torch.tensor([1.0, 0.0])}, torch.zeros(2).long())
+    found = certain.quality()["click"]
+    assert found.normalized_entropy is None and found.auc is None
+    reasons = ["score 0 is not finite", "the cross entropy is infinite: a positive example has the probability 0"]
+    assert found.reason == "; ".join(reasons)

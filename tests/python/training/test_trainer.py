@@ -338,7 +338,9 @@ class Wrong(ExactModel):
         elif self._mistake == "size":
             found["click"] = found["click"][1:]
         elif self._mistake == "sign":
-            found["click"] += 1.5
+            found["click"][3] = 1.5
+        elif self._mistake == "nan":
+            found["buy"][4] = torch.nan
         return found
 
 
@@ -348,7 +350,8 @@ class Wrong(ExactModel):
         ("heads", r"forward\(\) has the heads other, and the counts click, buy"),
         ("label", r"predict\(\) returned nothing for the label buy, only click"),
         ("size", r"predict\(\) returned \(31,\) for click, and the batch has 32 targets"),
-        ("sign", r"predict\(\) returned a value above 0 for click: it returns log-probabilities"),
+        ("sign", r"predict\(\) returned 1.5 for click of sample 1: it returns log-probabilities"),
+        ("nan", r"predict\(\) returned nan for buy of sample 2: it returns log-probabilities"),
     ],
 )
 def test_mistakes_of_a_model_are_told(tmp_path: Path, mistake: str, message: str) -> None:

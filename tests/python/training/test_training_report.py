@@ -40,6 +40,13 @@ def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
     assert [row["step"] for row in results.progress] == [10, 20]
 
 
+def test_a_line_is_json_though_a_number_is_not_finite(tmp_path: Path) -> None:
+    trainer = Trainer(make_config(make_folder(tmp_path / "log")), out=tmp_path / "out", say=lambda line: None)
+    trainer._write({"kind": "quality", "auc": float("nan"), "losses": {"click": float("inf")}, "targets": 3})
+    line = (tmp_path / "out/results.jsonl").read_text()
+    assert line == '{"kind": "quality", "auc": null, "losses": {"click": null}, "targets": 3}\n'
+
+
 def test_the_page_has_plots_quality_and_settings(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "log", targets=2)
     config = make_config(folder, data={"evaluation": str(folder)}, run={"log_every": 2, "epochs": 1})
