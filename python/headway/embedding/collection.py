@@ -132,6 +132,7 @@ class HashTableCollection(ShardedTables):
             )
         if num_threads is not None and self.device.type != "cpu":
             raise ValueError(f"num_threads is for tables on the CPU, and these are on {self.device}")
+        self.gradient_reduction = gradient_reduction  #: "mean" or "sum".
         self._divisor = self.num_ranks if gradient_reduction == "mean" else 1
         self._lookahead = lookahead
         self._strict = strict

@@ -77,8 +77,9 @@ class TrainStep:
     ) -> None:
         if tables is None:
             tables = tables_of(model)
-        if any(isinstance(each, HashTableCollection) and each._divisor != 1 for each in tables):
-            raise ValueError('tables of a model need gradient_reduction="sum": losses are divided before')
+        for each in tables:  # On one rank the other setting has no effect, but the same model has one on two.
+            if isinstance(each, HashTableCollection) and each.gradient_reduction != "sum":
+                raise ValueError('tables of a model need gradient_reduction="sum": losses are divided before')
         if clip_norm and any(isinstance(each, HybridTables) for each in tables):
             raise ValueError("clip_norm needs the norm of all gradients, which parameter servers do not tell")
         self.state = TrainedState(model, list(tables), optimizer, LossScaler(enabled=dtype == "float16"))
@@ -108,13 +109,30 @@ class TrainStep:
         A bucket is a buffer whose gradients are added over ranks at once. Without this pass DDP would
         order them after the first step. That would be another step after a resume than in a training that was not
         stopped, and sums over ranks would be in another order.
+
+        Raises:
+            ValueError: a parameter that needs a gradient got none. DDP waits for the gradient of each.
         """
         if self._group is None:
             return
         with self.autocast(), reading(self.state.tables):
             of_heads = self._parallel(without_samples, **options)
         loss_of(of_heads, dict.fromkeys(of_heads, 0)).backward()  # type: ignore[no-untyped-call]
+        unused = self.without_gradient()
         self.state.zero_grad()
+        if unused:
+            raise ValueError(
+                f"no loss depends on the parameters {', '.join(unused)}: leave them out, or call requires_grad_(False)"
+            )
+
+    def without_gradient(self) -> list[str]:
+        """Returns the names of the dense parameters that need a gradient and have none, after a backward pass."""
+        of_tables = {id(each) for tables in self.state.tables for each in tables.parameters()}
+        return [
+            name
+            for name, each in self.state.model.named_parameters()
+            if each.requires_grad and each.grad is None and id(each) not in of_tables
+        ]
 
     def __call__(
         self, batches: Sequence[Any], counts: Mapping[str, int], *, options: Sequence[Mapping[str, Any]] = ()

@@ -191,7 +191,7 @@ class Trainer:
         self.step = 0
         self._next = Position()
         self._resumed: Path | None = None  #: The checkpoint from which this training goes on.
-        self._has_begun = False
+        self._has_begun = self._has_stepped = False
         self._got_signal = False  #: This rank got SIGTERM; the others learn of it when they prepare a step.
         self._is_stopped = False  #: Some rank got SIGTERM, and all have stopped.
         self._division = WorkDivision(
@@ -322,7 +322,10 @@ class Trainer:
         """Trains; yields progress every ``log_every`` steps, and at the end."""
         self.model.train()
         without_samples = collate([], self.config.data.schema()).to(self.device)
-        self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
+        try:
+            self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         reader = self._input.training_reader(self._next, self._division.budget_of_rank())
         steps = iter(reader)
         left = None if self.num_steps is None else max(self.num_steps - self.step, 0)
@@ -448,6 +451,9 @@ class Trainer:
                 raise
             raise BatchMemoryError(f"step {self.step}, rank {self.rank}: {_describe_batches(step)}; {error}") from error
         self._expect_finite(losses, step)
+        if self.num_ranks == 1 and not self._has_stepped and (unused := self._train_step.without_gradient()):
+            self._say(f"no loss depends on the parameters {', '.join(unused)}: several ranks would refuse the model")
+        self._has_stepped = True
         self._train_step.update()
         self.step += 1
         self._next = step.next

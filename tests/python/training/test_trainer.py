@@ -21,6 +21,7 @@ import torch
 from headway.checkpoints import TrainingCheckpointError
 from headway.comm.rank_processes import RankFailedError
 from headway.data import DataError
+from headway.embedding import HashTableCollection
 from headway.training import ConfigError, Trainer
 from headway.training.trainer import LossError
 from parquet_samples import make_rows, write_folder
@@ -359,6 +360,30 @@ def test_mistakes_of_a_model_are_told(tmp_path: Path, mistake: str, message: str
     config = make_config(folder, data={"evaluation": str(folder)}, run={"max_steps": 1})
     with pytest.raises(ValueError, match=message):
         Trainer(config, model=Wrong(mistake), out=str(tmp_path / "out"), say=lambda line: None).run()
+
+
+class Idle(ExactModel):
+    """A model with a layer that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(2, 2)
+
+
+def test_parameters_without_a_loss_are_named(tmp_path: Path) -> None:
+    config = make_config(make_folder(tmp_path / "log"), run={"max_steps": 2})
+    found = "no loss depends on the parameters head.weight, head.bias"
+    with pytest.raises(RankFailedError, match=f"{found}: leave them out"):
+        train(2, Run(config=config, model=Idle))
+    lines: list[str] = []
+    Trainer(config, model=Idle(), say=lines.append).run()  # One rank trains it, as batches need no gradient of all.
+    assert [line for line in lines if "no loss" in line] == [f"{found}: several ranks would refuse the model"]
+
+
+def test_tables_that_average_gradients_are_refused_on_one_rank_too(tmp_path: Path) -> None:
+    model = ExactModel(make_tables=partial(HashTableCollection, gradient_reduction="mean"))
+    with pytest.raises(ConfigError, match='tables of a model need gradient_reduction="sum"'):
+        Trainer(make_config(make_folder(tmp_path / "log")), model=model)
 
 
 def test_a_model_without_a_method_or_ranks_without_a_group_are_told(
