@@ -78,6 +78,9 @@ class Chunk:
 class ParquetFolder:
     """The rows of all ``*.parquet`` files in a folder and its subfolders.
 
+    Files and folders whose names begin with ``_`` or ``.`` are left out, as Spark and pyarrow do: unfinished writes
+    have such names.
+
     Args:
         folder: the folder.
         schema: columns to read.
@@ -114,9 +117,11 @@ class ParquetFolder:
         self.bad_files: list[str] = []
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}")
-        paths = sorted(folder.rglob("*.parquet"))
+        found = sorted(folder.rglob("*.parquet"))
+        paths = [path for path in found if not _is_hidden(path.relative_to(folder))]
         if not paths:
-            raise DataError(f"{folder} has no .parquet files")
+            hidden = f" but {len(found)} below names that begin with _ or ." if found else ""
+            raise DataError(f"{folder} has no .parquet files{hidden}")
         self.row_groups: list[RowGroup] = []
         self._footers: dict[Path, Any] = {}  #: Kept, since a file is opened for each of its row groups.
         first_row, num_bytes, digest = 0, 0, hashlib.sha256()
@@ -154,7 +159,8 @@ class ParquetFolder:
                 raise DataError(f"{path} has no column {name}; it has {', '.join(found.names)}")
             dtype = found.field(name).type
             is_list = name in self.schema.list_columns
-            inner = dtype.value_type if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) else None
+            is_of_lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+            inner = dtype.value_type if any(each(dtype) for each in is_of_lists) else None
             of_number = inner if is_list else dtype
             if of_number is None or not (pa.types.is_integer(of_number) or pa.types.is_boolean(of_number)):
                 wanted = "lists of integers" if is_list else "integers"
@@ -285,6 +291,8 @@ def _list(column: Any, name: str, group: RowGroup, first: int) -> tuple[Integers
     if column.null_count > 0:
         row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"{group}, row {row}: column {name} is null")
+    if pa.types.is_fixed_size_list(column.type):  # It has no offsets.
+        column = column.cast(pa.list_(column.type.value_type))
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.slice(offsets[0], offsets[-1] - offsets[0])
     offsets = offsets - offsets[0]
@@ -314,6 +322,10 @@ def _expect_equal_lengths(
             f"{group}, row {first + row}: {one_name} has {np.diff(one)[row]} values and {other_name} "
             f"{np.diff(other)[row]}"
         )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(("_", ".")) for part in path.parts)
 
 
 def _one_line(error: BaseException) -> str:

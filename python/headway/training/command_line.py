@@ -96,7 +96,9 @@ def main(
     parser.add_argument("--ranks", type=int, help="processes (default: one per GPU, or 4 on CPUs)")
     parser.add_argument("--out", type=Path, default=TRAINING_OUT, help="results (default: %(default)s)")
     parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help="checkpoint (default: %(default)s)")
-    parser.add_argument("--trace", metavar="A:B", help="record steps A to B - 1 in OUT/trace.json, for Perfetto")
+    parser.add_argument(
+        "--trace", metavar="A:B", help="record steps A to B - 1, counted from 0, in OUT/trace.json, for Perfetto"
+    )
     parser.add_argument("--backend", default="headway", help="of the process group (default: %(default)s)")
     parser.add_argument("--print-config", action="store_true", help="print all settings and leave")
     options = parser.parse_args(argv)

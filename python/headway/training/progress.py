@@ -33,13 +33,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_place(step: int, num_steps: int | None, epoch: int, num_epochs: int | None) -> str:
+    """Formats a step, counted from 1, and an epoch, counted from 0: ``step 2 of 126, epoch 1 of 2``."""
+    of_steps = "" if num_steps is None else f" of {num_steps}"
+    of_epochs = "" if num_epochs is None else f" of {num_epochs}"
+    return f"step {step}{of_steps}, epoch {epoch + 1}{of_epochs}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """State and speed of a training since the last line.
 
     Attributes:
         step, num_steps: optimizer steps so far, and at the end; None: it is not known, since batches have a budget.
-        epoch: the present one, from 0.
+        epoch: the present one, from 0. A line has it from 1.
+        num_epochs: passes over the data.
         losses: mean loss of each head, over all ranks.
         tokens_per_s: events and contextual tokens of all ranks.
         input_wait: fraction of the time, 0 to 1, that rank 0 waited for data.
@@ -84,10 +92,10 @@ class Progress:
     collision_share: float | None = None
     server_wait: float | None = None
     staleness: float | None = None
+    num_epochs: int | None = None
 
     def line(self) -> str:
         """Formats the line."""
-        of_steps = "" if self.num_steps is None else f" of {self.num_steps}"
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         parts = [f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.flops_per_s is not None:
@@ -107,7 +115,8 @@ class Progress:
         parts.append(f"{self.rows:,} rows")
         if self.truncated:
             parts.append(f"{counted(self.truncated, 'sample')} truncated")
-        return f"step {self.step}{of_steps}, epoch {self.epoch}: loss of {losses}; {', '.join(parts)}"
+        place = format_place(self.step, self.num_steps, self.epoch, self.num_epochs)
+        return f"{place}: loss of {losses}; {', '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ class StepTrace:
         self._profiler: Any = None
         self._exchanges: ExchangeRecorder | None = None
         self.path: Path | None = None  #: The joined file, on rank 0.
+        self.has_begun = False  #: A step was recorded.
 
     def __enter__(self) -> StepTrace:
         return self
@@ -70,6 +71,7 @@ class StepTrace:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._exchanges = ExchangeRecorder()
+        self.has_begun = True
         self._profiler = torch.profiler.profile(activities=activities)
         self._profiler.start()
 

@@ -40,7 +40,7 @@ from torch.profiler import record_function
 
 from headway import hybrid
 from headway.config_files import ConfigError
-from headway.data.budget_reader import BudgetReader
+from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import DataError
 from headway.data.reader import BatchReader, Position, StepBatch
 from headway.data.sample_batch import collate
@@ -61,6 +61,7 @@ from headway.training.progress import (
     counted,
     exchange_seconds,
     figures_of,
+    format_place,
     gather,
     server_seconds,
     waits,
@@ -76,6 +77,7 @@ from headway.training.training_input import TrainingInput
 from headway.training.work_division import WorkDivision
 
 _LENGTHS_TO_NAME = 8
+_FEW_STEPS = 100  #: An epoch of fewer steps may teach little.
 
 
 class BatchMemoryError(RuntimeError):
@@ -326,7 +328,10 @@ class Trainer:
             self._train_step.settle_buckets(without_samples, seed=self.config.run.seed, step=self.step)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        reader = self._input.training_reader(self._next, self._division.budget_of_rank())
+        budget = self._division.budget_of_rank()
+        if budget is not None and self.rank == 0:
+            self._say_steps(budget)
+        reader = self._input.training_reader(self._next, budget)
         steps = iter(reader)
         left = None if self.num_steps is None else max(self.num_steps - self.step, 0)
         of_rank = itertools.islice(steps, left) if isinstance(reader, BatchReader) else steps
@@ -394,8 +399,19 @@ class Trainer:
             collection.drain()
         if trace.path is not None:
             self._say(f"trace: {trace.path}")
+        elif self._traced_steps is not None and not trace.has_begun and self.rank == 0:
+            wanted = f"{self._traced_steps.start}:{self._traced_steps.stop}"
+            self._say(f"no step of the trace {wanted} was trained: steps count from 0, and {self.step} are made")
         if window.counts:  # The last steps.
             yield self._progress(window, epoch, begin)
+
+    def _say_steps(self, budget: Budget) -> None:
+        """Says about how many steps an epoch has, since the budget of a rank does not tell."""
+        of_batch = max(budget.tokens / self._input.mean_cost(budget), 1.0)
+        samples = min(round(of_batch * self.config.data.micro_batches * self.num_ranks), self.folder.num_rows)
+        steps = max(1, round(self.folder.num_rows / samples))
+        advice = "" if steps >= _FEW_STEPS else ": few to learn from; a smaller data.budget makes more"
+        self._say(f"about {counted(samples, 'sample')} a step, {counted(steps, 'step')} an epoch{advice}")
 
     def _steps_to_save(self) -> int | None:
         """Returns the number of steps between the present one and the next checkpoint or the end; None: not known.
@@ -449,7 +465,8 @@ class Trainer:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise BatchMemoryError(f"step {self.step}, rank {self.rank}: {_describe_batches(step)}; {error}") from error
+            place = f"{self._place(step)}, rank {self.rank}"
+            raise BatchMemoryError(f"{place}: {_describe_batches(step)}; {error}") from error
         self._expect_finite(losses, step)
         if self.num_ranks == 1 and not self._has_stepped and (unused := self._train_step.without_gradient()):
             self._say(f"no loss depends on the parameters {', '.join(unused)}: several ranks would refuse the model")
@@ -481,11 +498,15 @@ class Trainer:
         samples = [each for batch in step.batches for each in batch.sample_ids.tolist()]
         place = ""
         if self.out is not None:
-            path = self.out / f"not_finite_step_{self.step}_rank_{self.rank}.json"
+            path = self.out / f"not_finite_step_{self.step + 1}_rank_{self.rank}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"losses": {k: str(v) for k, v in sums.items()}, "samples": samples}))
             place = f"; its samples are in {path}"
-        raise LossError(f"step {self.step}, epoch {step.position.epoch}: the loss of {wrong} is {sums[wrong]}{place}")
+        raise LossError(f"{self._place(step)}: the loss of {wrong} is {sums[wrong]}{place}")
+
+    def _place(self, step: StepBatch) -> str:
+        """Names the step that is being made, as lines of progress count."""
+        return format_place(self.step + 1, self.num_steps, step.position.epoch, self.config.run.epochs)
 
     # Checkpoints
 
@@ -582,6 +603,7 @@ class Trainer:
             step=self.step,
             num_steps=self.num_steps,
             epoch=epoch,
+            num_epochs=self.config.run.epochs,
             losses=window.means(),
             tokens_per_s=window.tokens / seconds,
             input_wait=of_ranks[0].input_wait,

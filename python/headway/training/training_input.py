@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headway.config_files import ConfigError
 from headway.data.budget_reader import Budget, BudgetReader
 from headway.data.parquet import ParquetFolder
 from headway.data.reader import BatchReader, Position
+from headway.data.schema import TARGET
 from headway.parallel.balance.step_sources import CHUNK_SAMPLES
 from headway.training.config import DEFAULT_BATCH, TrainingConfig
+
+_GROUPS_TO_ESTIMATE, _ROWS_TO_ESTIMATE = 8, 128  #: Row groups, and rows of each, from which a mean is estimated.
 
 
 class TrainingInput:
@@ -97,6 +102,17 @@ class TrainingInput:
             return BudgetReader(
                 self.folder, budget=budget, start=start, epochs=epochs, **self._options(data.micro_batches)
             )
+
+    def mean_cost(self, budget: Budget) -> float:
+        """Estimates the mean cost of a training sample from some rows of some row groups."""
+        data, groups = self._config.data, [each for each in self.folder.row_groups if each.num_rows > 0]
+        costs: list[float] = []
+        for group in groups[:: -(-len(groups) // _GROUPS_TO_ESTIMATE)]:
+            end = min(group.num_rows, _ROWS_TO_ESTIMATE)
+            chunk, *_ = self.folder.chunks(group, 0, end, num_rows=_ROWS_TO_ESTIMATE)
+            history, targets = (np.diff(chunk.offsets[name]) for name in (data.events[0], TARGET + data.events[0]))
+            costs += [budget.cost(len(data.context) + int(length)) for length in history + targets]
+        return sum(costs) / len(costs)
 
     def evaluation_reader(self) -> BatchReader:
         """Returns a reader of the evaluation samples of this rank, in the order of time. There may be none.

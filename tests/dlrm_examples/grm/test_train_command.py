@@ -27,7 +27,7 @@ def test_without_a_file_it_trains_on_generated_logs_and_resumes(
     assert main([*options, "--set", "run.max_steps=4", "--set", "data.evaluation="]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 ranks on cpu: 8,000 samples, 4 steps of 32"
-    assert lines[1].startswith("step 2 of 4, epoch 0: loss of click 0.") and "trained at step 4" in lines[3]
+    assert lines[1].startswith("step 2 of 4, epoch 1 of 2: loss of click 0.") and "trained at step 4" in lines[3]
     assert main([*options, "--set", "run.max_steps=6"]) == 0
     resumed = capsys.readouterr().out
     assert "resumed at step 4 of 6" in resumed and "step_00000006" in resumed

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from headway.data import BatchReader, DataError, ParquetFolder, Position, SampleBatch, SampleSchema
@@ -237,6 +239,36 @@ def test_bad_files_may_be_left_out(tmp_path: Path) -> None:
         (path / name).write_bytes(b"no")
     with pytest.raises(DataError, match=r"have no rows; .*part-0.parquet cannot be read"):
         ParquetFolder(path, SCHEMA, on_bad_file="skip")
+
+
+def test_unfinished_writes_are_left_out(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "_run/log", make_rows(10))
+    write_folder(path / "day=1", make_rows(5))
+    for hidden in ("_temporary/0", ".staging", "day=1/_temporary"):
+        write_folder(path / hidden, make_rows(7))
+    for name in ("_part.parquet", ".part.parquet"):
+        (path / name).write_bytes(b"no")
+    assert ParquetFolder(path, SCHEMA).num_rows == 15
+    for part in (path / "part-0.parquet", path / "day=1/part-0.parquet"):
+        part.unlink()
+    with pytest.raises(DataError, match=r"has no \.parquet files but 5 below names that begin with _ or \."):
+        ParquetFolder(path, SCHEMA)
+
+
+def test_lists_of_a_fixed_size_are_lists(tmp_path: Path) -> None:
+    rows = make_rows(12)
+    for name in (*SCHEMA.target_columns, *SCHEMA.labels):
+        rows[name] = [[1000, 1001] if name == "target_time" else [row % 2, 1] for row in range(12)]
+    fixed = {name: pa.array(rows[name], pa.list_(pa.int64(), 2)) for name in ("target_item", "target_time", "click")}
+    path = write_folder(tmp_path, rows | fixed)
+    assert "fixed_size_list" in str(pq.read_schema(path / "part-0.parquet").field("click").type)
+    for order in ("shuffled", "time"):
+        for step in BatchReader(ParquetFolder(path, SCHEMA), global_batch=5, order=order):
+            expect_rows(step.batches[0], rows)
+    bad = fixed | {"click": pa.array([[0, 1]] * 11 + [[0, None]], pa.list_(pa.int64(), 2))}
+    path = write_folder(tmp_path / "bad", rows | bad)
+    with pytest.raises(DataError, match="row group 1, row 1: a value of column click is null"):
+        list(BatchReader(ParquetFolder(path, SCHEMA), global_batch=12))
 
 
 def test_wrong_arguments_are_refused(folder: ParquetFolder) -> None:

@@ -68,6 +68,22 @@ def test_the_fitted_weight_is_kept_in_the_checkpoint(tmp_path: Path) -> None:
     assert later._division.square_weight == fitted and not any("costs" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        # A sample has 6.1 tokens in the mean, one of them context.
+        ({"budget": 61}, "about 10 samples a step, 6 steps an epoch: few to learn from; a smaller data.budget makes"),
+        ({"budget": 1, "micro_batches": 2}, "about 2 samples a step, 32 steps an epoch: few to learn from"),
+        ({"budget": 9000}, "about 64 samples a step, 1 step an epoch: few to learn from"),
+    ],
+)
+def test_the_size_of_an_epoch_is_estimated(tmp_path: Path, data: dict[str, Any], line: str) -> None:
+    lines: list[str] = []
+    config = budget_config(make_folder(tmp_path / "log"), data=data, run={"max_steps": 1})
+    Trainer(config, say=lines.append).run()
+    assert any(each.startswith(line) for each in lines), lines
+
+
 def passes_of(seconds: Callable[[int, int], float]) -> list[Pass]:
     return [
         Pass(tokens // length, length, seconds(tokens // length, length))

@@ -237,7 +237,7 @@ def test_a_loss_that_is_not_finite_makes_no_step(tmp_path: Path, server: list[st
     trainer = Trainer(config, say=lambda line: None)
     with torch.no_grad():
         trainer.model.head_bias.fill_(torch.nan)
-    with pytest.raises(LossError, match="step 0"):
+    with pytest.raises(LossError, match="step 1 of 8, epoch 1 of 2: the loss of"):
         trainer.run()
     trainer.tables[0].finish()
     status = status_of(server[0])

@@ -59,3 +59,4 @@ def test_a_trace_needs_a_folder_and_may_be_cut_short(tmp_path: Path) -> None:
     assert any("trace.json" in line for line in lines)
     Trainer(config, out=tmp_path / "none", say=lines.append, trace=range(7, 9)).run()
     assert not (tmp_path / "none" / "trace.json").exists()
+    assert "no step of the trace 7:9 was trained: steps count from 0, and 2 are made" in lines

@@ -273,21 +273,22 @@ class Diverging(ExactModel):
 
 def test_a_loss_that_is_not_finite_ends_all_ranks_before_the_update(tmp_path: Path) -> None:
     folder, out = make_folder(tmp_path / "log"), tmp_path / "out"
-    message = r"rank \d failed: LossError: step 2, epoch 0: the loss of buy is -?(inf|nan)"
+    message = r"rank \d failed: LossError: step 3 of 8, epoch 1 of 2: the loss of buy is -?(inf|nan)"
     with pytest.raises(RankFailedError, match=message):
         train(2, Run(config=make_config(folder), model=Diverging, out=out))
     trainer = Trainer(make_config(folder), model=Diverging(), out=out, say=lambda line: None)
-    with pytest.raises(LossError, match=r"its samples are in .*not_finite_step_2_rank_0.json"):
+    with pytest.raises(LossError, match=r"its samples are in .*not_finite_step_3_rank_0.json"):
         trainer.run()
     assert trainer.step == 2
-    assert len(json.loads((out / "not_finite_step_2_rank_0.json").read_text())["samples"]) == 16
+    assert len(json.loads((out / "not_finite_step_3_rank_0.json").read_text())["samples"]) == 16
 
 
 def test_lines_tell_losses_and_speed(tmp_path: Path) -> None:
     folder, lines = make_folder(tmp_path / "log"), []
     config = make_config(folder, run={"log_every": 3}, data={"evaluation": str(folder)})
     result = Trainer(config, out=tmp_path / "out", say=lines.append).run()
-    assert len(lines) == 3 and re.match(r"step 3 of 8, epoch 0: loss of click \d", lines[0])
+    assert len(lines) == 3 and re.match(r"step 3 of 8, epoch 1 of 2: loss of click \d", lines[0])
+    assert lines[2].startswith("step 8 of 8, epoch 2 of 2: ")
     assert "tokens/s" in lines[0] and "GFLOP/s" in lines[0]
     rows = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     assert [row["kind"] for row in rows] == ["progress"] * 3 + ["quality"] * 2
