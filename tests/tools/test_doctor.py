@@ -236,7 +236,23 @@ def test_operators_that_are_not_built_are_noted(monkeypatch: pytest.MonkeyPatch)
     facts = {"torch": "2.11.0", "distributed": True, "gpus": [], "operators_error": "ImportError: is not built"}
     monkeypatch.setattr(_host, "run_probe", lambda script: facts)
     (found,) = (each for each in doctor.find_software() if each.name == "tables and operators")
-    assert found.level is Level.NOTE and "is not built" in found.value and "make build" in str(found.fix)
+    assert found.level is Level.NOTE and found.value == "not built" and "make build" in str(found.fix)
+    facts["operators_error"] = "ImportError: headway's operator library cannot be loaded: undefined symbol"
+    (found,) = (each for each in doctor.find_software() if each.name == "tables and operators")
+    assert "undefined symbol" in found.value
+
+
+def test_the_conclusion_names_what_fails_without_a_problem() -> None:
+    plain = [Finding(name="a", value="b"), Finding(name="c", level=Level.NOTE, value="d", fix="e")]
+    missing = Finding(name="tables", level=Level.NOTE, value="not built", fix="make build", fails="headway train")
+    problem = Finding(name="torch", level=Level.PROBLEM, value="none", fix="install it")
+
+    def conclusion(*findings: Finding) -> str:
+        return doctor.format_report(doctor.Diagnosis(findings=list(findings), choices=[])).splitlines()[-1]
+
+    assert conclusion(*plain) == "nothing here would fail"
+    assert conclusion(*plain, missing) == "not available until it is built: headway train"
+    assert conclusion(*plain, missing, problem) == "1 problem to fix"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +37,16 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about the host. ``fix`` tells how to improve it, if it is not OK."""
+    """One fact about the host. ``fix`` tells how to improve it, if it is not OK.
+
+    ``fails`` names what fails until then, of a part that a host need not have.
+    """
 
     name: str
     level: Level = Level.OK
     value: str
     fix: str | None = None
+    fails: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +407,9 @@ def _find_operators(error: object) -> Finding:
     if error is None:
         return Finding(name=name, value="are built")
     fix = "for training, tables and HSTU: `make build` in the checkout; `make demo` builds less"
-    return Finding(name=name, level=Level.NOTE, value=str(error), fix=fix)
+    is_missing = "ModuleNotFoundError" in str(error) or "is not built" in str(error)
+    value = "not built" if is_missing else str(error)
+    return Finding(name=name, level=Level.NOTE, value=value, fix=fix, fails="headway train, tables and HSTU")
 
 
 def _find_server() -> Finding:
@@ -411,7 +417,13 @@ def _find_server() -> Finding:
         return Finding(name="headway serve", value="is built")
     packages = "libgrpc++-dev libprotobuf-dev protobuf-compiler-grpc nlohmann-json3-dev"
     fix = f"to serve models: apt install {packages}, then build again"
-    return Finding(name="headway serve", level=Level.NOTE, value="is not built, as gRPC was not found", fix=fix)
+    return Finding(
+        name="headway serve",
+        level=Level.NOTE,
+        value="is not built, as gRPC was not found",
+        fix=fix,
+        fails="headway serve",
+    )
 
 
 _MARKS = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.PROBLEM: "PROBLEM"}
@@ -429,9 +441,15 @@ def format_report(diagnosis: Diagnosis) -> str:
     for choice in diagnosis.choices:
         lines.append(f"  {choice.purpose}: {choice.uses}")
         lines.append(f"      because {choice.because}")
-    problems = sum(finding.level is Level.PROBLEM for finding in diagnosis.findings)
-    lines += ["", f"{problems} problem{'s' * (problems != 1)} to fix" if problems else "nothing here would fail"]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _conclusion(diagnosis.findings)])
+
+
+def _conclusion(findings: Sequence[Finding]) -> str:
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    if problems:
+        return f"{problems} problem{'s' * (problems != 1)} to fix"
+    failing = [finding.fails for finding in findings if finding.fails is not None]
+    return f"not available until it is built: {'; '.join(failing)}" if failing else "nothing here would fail"
 
 
 def main(arguments: list[str], *, diagnose_host: Callable[[], Diagnosis] = diagnose) -> int:
