@@ -23,7 +23,8 @@ from collections.abc import Callable
 from headway._hybrid import EmbeddingWorkers
 from headway.hybrid.config import HybridConfig
 
-_RETRY_S = 0.2  #: Time for a connection with a worker that may not be there, and between looks for the first one.
+_RETRY_S = 0.2  #: Between looks for the first worker.
+_NEW_WORKER_S = 1.0  #: Time for a connection with a worker that may not be there.
 
 
 def find_workers(config: HybridConfig) -> list[str]:
@@ -124,7 +125,7 @@ class WorkerMembers:
         why = ""
         for address in self._found:
             try:
-                self.connect(address, timeout_s=_RETRY_S)
+                self.connect(address, timeout_s=min(_NEW_WORKER_S, self._config.job.connect_timeout_s))
             except RuntimeError as error:  # It may be about to start, or to end.
                 why = str(error)
         return why
