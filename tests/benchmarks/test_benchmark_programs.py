@@ -185,7 +185,7 @@ def test_parameter_server_measures_each_system(tmp_path: Path) -> None:
     small = ("--rows", "5000", "--keys", "100", "--dim", "8", "--rounds", "1", "--milliseconds", "20")
     redis = ["redis"] if shutil.which("redis-server") else []
     points = run_benchmark("parameter_server", tmp_path, *small, *["--redis"] * len(redis), plots=False)
-    systems = ["table", "stripes", "in_process", "shm", "tcp"]
+    systems = ["table", "stripes", "in_process", "thread", "shm", "tcp"]
     measured = [(point["system"], point["params"]["operation"], point["params"]["updates"]) for point in points]
     assert measured == [
         *((system, "lookup", 0) for system in [*systems, "raw_tcp", *redis]),
