@@ -30,7 +30,7 @@ set(HEADWAY_TEST_SHARDS 0 CACHE STRING "Processes among which each GoogleTest pr
 # after itself. TIMEOUT_S is the limit of one test; a shard has the limit of ctest's command line.
 function(headway_discover_tests program timeout_s label)
   if(HEADWAY_TEST_SHARDS EQUAL 0 OR label STREQUAL "gpu") # GPU tests that are left out are counted one by one.
-    gtest_discover_tests(${program} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${timeout_s} LABELS ${label})
+    gtest_discover_tests(${program} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${timeout_s} LABELS ${label})
     return()
   endif()
   math(EXPR last "${HEADWAY_TEST_SHARDS} - 1")
