@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from headway.training.gradients import sum_gradients
 from rank_processes import run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 RECOMPUTE = ("none", "norm_and_gate", "projection", "all")
@@ -305,3 +307,49 @@ def check_data_parallel(rank: int) -> None:
 
 def test_groups_with_different_batches_add_up_to_one_step() -> None:
     run_ranks(check_data_parallel, 4)
+
+
+def check_prefetched_plans(rank: int) -> list[int]:
+    """Trains while a thread plans the next batch; returns the tokens of each batch."""
+    lengths = [[5 + step, 7 * rank, 20 - step] for step in range(8)]
+    config = Batch().config()
+    stack, context = stack_of(config), ContextParallel(dist.group.WORLD, config)
+    sizes = []
+    with ThreadPoolExecutor(1) as thread:
+        planned = thread.submit(context.plan, lengths[0])
+        for step in range(8):
+            plan = planned.result()
+            if step < 7:
+                planned = thread.submit(context.plan, lengths[step + 1])
+            (x,) = context.shard([torch.ones(sum(lengths[step]), config.dim, dtype=torch.float64)], plan)
+            y = stack(x.requires_grad_(), plan.sequences(), parallel=plan)
+            context.mean(y.square().sum(), len(y)).backward()
+            sizes.append(plan.batch.num_tokens)
+    return sizes
+
+
+def test_a_thread_may_plan_while_ranks_train() -> None:
+    assert run_ranks(check_prefetched_plans, 2) == [[57] * 8] * 2
+
+
+def check_fsdp(rank: int) -> None:
+    batch = BATCHES["targets"]
+    config = batch.config()
+    stack, x = stack_of(config), random(batch.num_tokens, config.dim, seed=5, dtype=torch.float64)
+    _, expected, _, *grads = one_rank(stack, x, batch)
+    names = [name for name, _ in stack.named_parameters()]
+    sharded: Any = fully_shard(stack, mesh=init_device_mesh("cpu", (2,)))
+    sharded.set_gradient_divide_factor(1.0)  # Gradients are parts of a sum.
+    context = ContextParallel(dist.group.WORLD, config)
+    plan = plan_of(context, batch, rank)
+    own_x, factors = context.shard([brought(each, plan) for each in (x, factors_of(batch, config.dim))], plan)
+    loss = context.mean(*loss_sum(sharded(own_x, plan.sequences(), parallel=plan), factors))
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for name, wanted in zip(names, grads, strict=True):
+        found: Any = sharded.get_parameter(name).grad
+        torch.testing.assert_close(found.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_fsdp_adds_gradients_that_are_parts_of_a_sum() -> None:
+    run_ranks(check_fsdp, 2, backend="gloo")
