@@ -23,19 +23,22 @@ namespace {
 
 std::int64_t num_groups(std::int64_t queries) { return (queries + kGroupSize - 1) / kGroupSize; }
 
-/// The runs of queries of all sequences, in order.
+/// The runs of queries of all sequences, in order; empty if the queries of each are its last tokens.
 std::vector<Sequence> runs_of(HstuForwardArgs const& args) {
   std::vector<Sequence> runs;
+  if (args.sequences.query_runs == nullptr) return runs;
   runs.reserve(static_cast<std::size_t>(args.sequences.num_sequences));
   for (std::int64_t b = 0; b < args.sequences.num_sequences; ++b)
     for_each_run(args, sequence_of(args, b), [&](Sequence const& run) { runs.push_back(run); });
   return runs;
 }
 
-/// Exclusive prefix sum of the number of groups of queries in each run; the last element is the total.
-std::vector<std::int64_t> groups_before(std::vector<Sequence> const& runs) {
+/// Exclusive prefix sum of the number of groups of queries in each run or sequence; the last element is the total.
+std::vector<std::int64_t> groups_before(HstuSequences const& sequences, std::vector<Sequence> const& runs) {
   std::vector<std::int64_t> before{0};
   for (Sequence const& run : runs) before.push_back(before.back() + num_groups(run.num_queries()));
+  for (std::int64_t b = 0; sequences.query_runs == nullptr && b < sequences.num_sequences; ++b)
+    before.push_back(before.back() + num_groups(sequences.query_offsets[b + 1] - sequences.query_offsets[b]));
   return before;
 }
 
@@ -46,14 +49,15 @@ template <class Element>
 void run_forward_pass(HstuForwardArgs const& args, int num_threads, Executor const& executor) {
   BlockKernels<Element> const& kernels = usable_block_kernels<Element>().back();
   std::vector<Sequence> const runs = runs_of(args);
-  std::vector<std::int64_t> const before = groups_before(runs);
+  std::vector<std::int64_t> const before = groups_before(args.sequences, runs);
   std::int64_t const num_items = before.back() * args.num_heads;
   std::vector<ForwardGroup<Element>> groups;
   for (int thread = 0; thread < num_threads && thread < num_items; ++thread) groups.emplace_back(args, kernels);
 
   for_each_item(num_items, num_threads, executor, [&](int thread, std::int64_t item) {
     auto const next = std::upper_bound(before.begin(), before.end(), item / args.num_heads);
-    Sequence const& sequence = runs[static_cast<std::size_t>(next - before.begin() - 1)];
+    std::int64_t const index = next - before.begin() - 1;
+    Sequence const sequence = runs.empty() ? sequence_of(args, index) : runs[static_cast<std::size_t>(index)];
     // Items of one head follow each other, so its keys and values stay in a near cache. A head begins with its last
     // queries, which see most keys under a causal mask.
     std::int64_t const groups_of_head = *next - *(next - 1), in_sequence = item - *(next - 1) * args.num_heads;
