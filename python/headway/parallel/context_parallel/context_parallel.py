@@ -163,8 +163,10 @@ class ContextParallel:
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, total: Tensor, count: int | Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        counts = torch.as_tensor(count, dtype=torch.float64).to(total.device, non_blocking=True).reshape(())
-        sums = torch.stack([total.detach().double().reshape(()), counts])
+        own = total.detach().double().reshape(())
+        # A fill on the device, not a copy from the host.
+        counts = count.to(own).reshape(()) if isinstance(count, Tensor) else torch.full_like(own, count)
+        sums = torch.stack([own, counts])
         if group is not None and group.size() > 1:
             dist.all_reduce(sums, group=group)
         divisor = sums[1].clamp(min=1)
