@@ -30,10 +30,10 @@ def expect_equal(what: str, of_ranks: Sequence[Any]) -> None:
 
 
 def error_of(check: Callable[[], Any]) -> str | None:
-    """Returns the message of a ValueError that ``check`` raises, to be raised on all ranks; None if there is none."""
+    """Returns the message of an error of arguments that ``check`` raises, to be raised on all ranks; None: no error."""
     try:
         check()
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         return str(error)
     return None
 

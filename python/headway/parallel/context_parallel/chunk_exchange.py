@@ -13,6 +13,7 @@ Shapes: t own tokens, T tokens of all ranks, H heads.
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -63,7 +64,9 @@ class GridExchange:
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries of the group's tokens, and keys and values in rows of all tokens, for the rank's heads."""
-        return self._chunks.inputs(*self._heads.inputs(q, k, v))
+        q, k, v = self._heads.inputs(q, k, v)
+        # A copy: the view would keep the memory of keys and values alive, which move on.
+        return self._chunks.inputs(q.clone(memory_format=torch.contiguous_format), k, v)
 
     def inputs_backward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the gradients of own tokens."""

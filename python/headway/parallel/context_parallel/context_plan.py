@@ -110,6 +110,46 @@ class ContextPlan:
         """Bytes that a rank sends to others in one layer, forward and backward without anything recomputed."""
         return self.layout.bytes_sent(rank, element_bytes)
 
+    def kept_bytes(self, rank: int, *, element_bytes: int) -> int:
+        """Bytes of activations that a rank keeps in one layer for the backward pass, without its weights.
+
+        Elements per token are those in the docstring of ``HSTULayer``. With ``recompute="none"`` the queries, keys and
+        values that the rank attends with come on top, and dropout keeps a byte of each column of the gated output.
+        """
+        config = self.layer
+        e, p, v, g = config.dim, sum(config.projection_widths), config.gate_width, config.output_width
+        statistics = 4 * max(4, element_bytes)  # Four numbers of at least 32 bits.
+        of_token = {
+            "none": (2 * e + p + v + g) * element_bytes + statistics,
+            "norm_and_gate": (e + p + v) * element_bytes,
+            "projection": (e + v) * element_bytes,
+            "all": e * element_bytes,
+        }[config.recompute]
+        kept = len(self._owned[rank]) * (of_token + (g if config.dropout > 0 else 0))
+        is_view = config.activated == "gate" and self._groups.num_ranks == 1  # Part of the projection.
+        if config.recompute == "none" and not is_view:
+            kept += sum(self.layout.attended_elements(rank)) * element_bytes
+        return kept
+
+    def expect_fits(self, limit_bytes: int, *, num_layers: int, element_bytes: int) -> None:
+        """Checks that the activations of a stack fit, before anything is allocated. All ranks find the same.
+
+        It counts what ``num_layers`` layers keep, and queries, keys and values of one layer with gradients of sums.
+
+        Raises:
+            ValueError: a rank needs more than ``limit_bytes``; the message has both.
+        """
+        for rank in range(self._groups.num_ranks):
+            kept = num_layers * self.kept_bytes(rank, element_bytes=element_bytes)
+            queries, keys = self.layout.attended_elements(rank)
+            needed = kept + 2 * queries * element_bytes + keys * (element_bytes + max(4, element_bytes))
+            if needed > limit_bytes:
+                raise ValueError(
+                    f"rank {rank} needs {needed:,} bytes for {len(self._owned[rank]):,} of {self.batch.num_tokens:,} "
+                    f"tokens in {num_layers} layers, {kept:,} of them for activations that are kept, and "
+                    f"{limit_bytes:,} are allowed: take more ranks or a smaller batch"
+                )
+
     def sequences(
         self,
         times: Tensor | None = None,

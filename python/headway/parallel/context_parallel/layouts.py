@@ -51,6 +51,10 @@ class Layout(Protocol):
         """Bytes that a rank sends to others in a layer: forward, and backward without anything recomputed."""
         ...
 
+    def attended_elements(self, rank: int) -> tuple[int, int]:
+        """Elements of a layer's queries, and of its keys and values, that a rank attends with."""
+        ...
+
     def exchange(self, rank: int, group: dist.ProcessGroup | None) -> AttentionExchange:
         """Returns the exchanges of a layer on a rank."""
         ...
@@ -95,6 +99,9 @@ class HeadsLayout:
     def bytes_sent(self, rank: int, element_bytes: int) -> tuple[int, int]:
         return self.plan.bytes_sent(rank, self._config, element_bytes)
 
+    def attended_elements(self, rank: int) -> tuple[int, int]:
+        return _elements(self._config, len(self.plan.heads_of(rank)), self.plan.num_tokens, self.plan.num_tokens)
+
     def exchange(self, rank: int, group: dist.ProcessGroup | None) -> AttentionExchange:
         return HeadExchange(self.plan, rank, group)
 
@@ -127,6 +134,9 @@ class ChunksLayout:
 
     def bytes_sent(self, rank: int, element_bytes: int) -> tuple[int, int]:
         return self.plan.bytes_sent(rank, element_bytes)
+
+    def attended_elements(self, rank: int) -> tuple[int, int]:
+        return _elements(self._config, self._config.num_heads, len(self.tokens_of(rank)), self._batch.num_tokens)
 
     def exchange(self, rank: int, group: dist.ProcessGroup | None) -> AttentionExchange:
         if rank not in self._exchanges:
@@ -165,6 +175,10 @@ class GridLayout:
     def bytes_sent(self, rank: int, element_bytes: int) -> tuple[int, int]:
         return self.plan.bytes_sent(rank, element_bytes)
 
+    def attended_elements(self, rank: int) -> tuple[int, int]:
+        heads, (_, index) = self.plan.heads(rank), self.plan.place_of(rank)
+        return _elements(self._config, len(heads.heads_of(index)), heads.num_tokens, self._batch.num_tokens)
+
     def exchange(self, rank: int, group: dist.ProcessGroup | None) -> AttentionExchange:
         if rank not in self._exchanges:
             heads = HeadExchange(
@@ -175,6 +189,10 @@ class GridLayout:
 
     def query_runs(self, rank: int) -> QueryRuns | None:
         return _runs_of(self.plan.chunks, self.plan.place_of(rank)[0])
+
+
+def _elements(config: HSTUConfig, num_heads: int, num_queries: int, num_keys: int) -> tuple[int, int]:
+    return num_queries * num_heads * config.qk_dim, num_keys * num_heads * (config.qk_dim + config.v_dim)
 
 
 def _runs_of(plan: ChunksPlan, rank: int) -> QueryRuns:
