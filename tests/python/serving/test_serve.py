@@ -233,8 +233,8 @@ def test_versions_change_under_load_and_each_reply_is_of_one(package: Path, tmp_
         shutil.copytree(packages["v2"], broken)
         next(broken.glob("dense_4*.pt2")).write_bytes(b"no code")
         point(link, broken)
-        server.wait_for("a new version is refused:")
-        assert "dense_4_0_0.pt2 was truncated or altered" in server.log.read_text()
+        # Under load an earlier version may have been refused, too, since another one had come by then.
+        server.wait_for("dense_4_0_0.pt2 was truncated or altered")
         for client in server.clients:
             assert client.infer("model", inputs_of(request)).get_response().model_version == "v1"
         os.kill(server.pid_of(1), signal.SIGKILL)  # The next rank 1 finds the broken package there.
