@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 
 from headway._hybrid import EmbeddingWorkers
 from headway.hybrid.config import HybridConfig
@@ -46,26 +45,19 @@ class WorkerMembers:
     Args:
         config: where they are, and limits of time.
         workers: makes the connections.
-        find: returns the present addresses, like ``find_workers()``.
     Raises:
         RuntimeError: no worker can be reached within ``job.connect_timeout_s``, or one that the configuration names.
     """
 
-    def __init__(
-        self,
-        config: HybridConfig,
-        workers: EmbeddingWorkers,
-        *,
-        find: Callable[[HybridConfig], list[str]] = find_workers,
-    ) -> None:
-        self._config, self._find = config, find
+    def __init__(self, config: HybridConfig, workers: EmbeddingWorkers) -> None:
+        self._config = config
         self.workers = workers
         self._found: list[str] = []
         self._look_again = 0.0  #: On the monotonic clock.
         if config.workers.discover:
             self.expect_one()
         else:
-            self._found = find(config)
+            self._found = find_workers(config)
             for address in self._found:
                 self.connect(address)
             self._set_clock()
@@ -119,7 +111,7 @@ class WorkerMembers:
         """Connects with workers that have come; returns why one could not be reached."""
         self._set_clock()
         try:
-            self._found = self._find(self._config)
+            self._found = find_workers(self._config)
         except OSError as error:
             return f"{self._config.workers.discover} has no address ({error})"
         why = ""

@@ -109,18 +109,12 @@ class HeadsLayout:
         return None
 
 
-class ChunksLayout:
-    """``ChunksPlan`` of a batch, with the move of one rank kept for all layers."""
+class _PlanLayout:
+    """Chunks and grids pass these questions on to their plan."""
 
-    name: LayoutName = "chunks"
-
-    def __init__(self, batch: GroupBatch, config: HSTUConfig, num_ranks: int, cut: Cut) -> None:
-        self._batch, self._config, self._num_ranks, self._cut = batch, config, num_ranks, cut
-        self._exchanges: dict[int, ChunkExchange] = {}
-
-    @cached_property
-    def plan(self) -> ChunksPlan:
-        return divide_chunks(self._batch, self._config, self._num_ranks, cut=self._cut)
+    @property
+    def plan(self) -> ChunksPlan | GridPlan:
+        raise NotImplementedError
 
     @property
     def imbalance(self) -> float:
@@ -134,6 +128,20 @@ class ChunksLayout:
 
     def bytes_sent(self, rank: int, element_bytes: int) -> tuple[int, int]:
         return self.plan.bytes_sent(rank, element_bytes)
+
+
+class ChunksLayout(_PlanLayout):
+    """``ChunksPlan`` of a batch, with the move of one rank kept for all layers."""
+
+    name: LayoutName = "chunks"
+
+    def __init__(self, batch: GroupBatch, config: HSTUConfig, num_ranks: int, cut: Cut) -> None:
+        self._batch, self._config, self._num_ranks, self._cut = batch, config, num_ranks, cut
+        self._exchanges: dict[int, ChunkExchange] = {}
+
+    @cached_property
+    def plan(self) -> ChunksPlan:
+        return divide_chunks(self._batch, self._config, self._num_ranks, cut=self._cut)
 
     def attended_elements(self, rank: int) -> tuple[int, int]:
         return _elements(self._config, self._config.num_heads, len(self.tokens_of(rank)), self._batch.num_tokens)
@@ -147,7 +155,7 @@ class ChunksLayout:
         return _runs_of(self.plan, rank)
 
 
-class GridLayout:
+class GridLayout(_PlanLayout):
     """``GridPlan`` of a batch, with the exchange of one rank kept for all layers."""
 
     name: LayoutName = "grid"
@@ -161,19 +169,6 @@ class GridLayout:
         num_head_ranks, num_groups = self._shape
         chunks = divide_chunks(self._batch, self._config, num_groups, cut=self._cut)
         return GridPlan(chunks=chunks, num_head_ranks=num_head_ranks)
-
-    @property
-    def imbalance(self) -> float:
-        return self.plan.imbalance
-
-    def tokens_of(self, rank: int) -> Integers:
-        return self.plan.tokens_of(rank)
-
-    def pairs_of(self, rank: int) -> int:
-        return self.plan.pairs_of(rank)
-
-    def bytes_sent(self, rank: int, element_bytes: int) -> tuple[int, int]:
-        return self.plan.bytes_sent(rank, element_bytes)
 
     def attended_elements(self, rank: int) -> tuple[int, int]:
         heads, (_, index) = self.plan.heads(rank), self.plan.place_of(rank)
