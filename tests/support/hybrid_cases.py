@@ -72,6 +72,17 @@ def collection(**options: Any) -> HashTableCollection:
     )
 
 
+def connect(config: hybrid.HybridConfig) -> hybrid.HybridTables:
+    """The tables of the small model on parameter servers."""
+    tables = hybrid.connect(config, tables=table_configs(), features=feature_configs(), seed=7)
+    assert isinstance(tables, hybrid.HybridTables)
+    return tables
+
+
+def loader_of(config: hybrid.HybridConfig) -> hybrid.Loader:
+    return hybrid.Loader(config, tables=table_configs(), features=feature_configs(), seed=7)
+
+
 def read_embeddings(tables: Any, features: Any) -> dict[str, torch.Tensor]:
     """Copies of the embeddings of ids, read as in evaluation."""
     tables.eval()

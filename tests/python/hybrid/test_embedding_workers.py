@@ -13,23 +13,13 @@ import torch.distributed as dist
 from headway import hybrid
 from headway.comm.rank_processes import run_ranks
 from headway.embedding import LOCAL
-from hybrid_cases import STEPS, batch_of, collection, feature_configs, table_configs, train
+from hybrid_cases import STEPS, batch_of, collection, connect, loader_of, train
 from parameter_servers import embedding_workers, parameter_servers
 
 
 def config_of(servers: list[str], workers: list[str], mode: str = "sync", **settings: Any) -> hybrid.HybridConfig:
     sections = {"servers": {"addresses": servers}, "workers": {"addresses": workers}, "job": {"timeout_s": 30}}
     return hybrid.HybridConfig.of({"mode": mode, **sections, **settings})
-
-
-def connect(config: hybrid.HybridConfig) -> hybrid.HybridTables:
-    tables = hybrid.connect(config, tables=table_configs(), features=feature_configs(), seed=7)
-    assert isinstance(tables, hybrid.HybridTables)
-    return tables
-
-
-def loader_of(config: hybrid.HybridConfig) -> hybrid.Loader:
-    return hybrid.Loader(config, tables=table_configs(), features=feature_configs(), seed=7)
 
 
 class Submitted(torch.utils.data.IterableDataset[hybrid.Batch]):

@@ -19,7 +19,7 @@ import pytest
 import torch
 from headway import hybrid
 from headway.cli.hybrid import main
-from hybrid_cases import batch_of, feature_configs, table_configs
+from hybrid_cases import batch_of, connect, loader_of
 from parameter_servers import embedding_workers, parameter_servers
 
 from benchmarks.harness.served_dlrm import free_ports
@@ -30,16 +30,6 @@ PLANTED = 0x1A2B3C4D5E6F7081
 def config_of(servers: list[str], workers: list[str], **settings: Any) -> hybrid.HybridConfig:
     sections = {"servers": {"addresses": servers}, "workers": {"addresses": workers}, "job": {"timeout_s": 30}}
     return hybrid.HybridConfig.of({"mode": "hybrid", **sections, **settings})
-
-
-def connect(config: hybrid.HybridConfig) -> hybrid.HybridTables:
-    tables = hybrid.connect(config, tables=table_configs(), features=feature_configs(), seed=7)
-    assert isinstance(tables, hybrid.HybridTables)
-    return tables
-
-
-def loader_of(config: hybrid.HybridConfig) -> hybrid.Loader:
-    return hybrid.Loader(config, tables=table_configs(), features=feature_configs(), seed=7)
 
 
 def page_of(port: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from headway import hybrid
 from headway._hybrid import query_worker_status
 from headway.config_files import ConfigError
 from headway.embedding import LOCAL
-from hybrid_cases import STEPS, Model, batch_of, collection, feature_configs, table_configs, train
+from hybrid_cases import STEPS, Model, batch_of, collection, connect, loader_of, train
 from parameter_servers import Addresses, embedding_workers, parameter_servers
 
 from benchmarks.harness.served_dlrm import free_ports
@@ -59,16 +59,6 @@ def config_of(servers: list[str], mode: str = "sync", **workers: Any) -> hybrid.
     return hybrid.HybridConfig.of(
         {"mode": mode, "servers": {"addresses": servers}, "workers": of_workers, "job": job, "staleness": 2}
     )
-
-
-def connect(config: hybrid.HybridConfig) -> hybrid.HybridTables:
-    tables = hybrid.connect(config, tables=table_configs(), features=feature_configs(), seed=7)
-    assert isinstance(tables, hybrid.HybridTables)
-    return tables
-
-
-def loader_of(config: hybrid.HybridConfig) -> hybrid.Loader:
-    return hybrid.Loader(config, tables=table_configs(), features=feature_configs(), seed=7)
 
 
 def submit(loader: hybrid.Loader, step: int) -> hybrid.Batch:
